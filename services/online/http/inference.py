@@ -49,6 +49,7 @@ _PROTOCOL_CODES = {
     400: ErrorCode.INVALID_INPUT,
     408: ErrorCode.DEADLINE_EXCEEDED,
     431: ErrorCode.PAYLOAD_TOO_LARGE,
+    501: ErrorCode.INVALID_INPUT,
     503: ErrorCode.QUEUE_FULL,
 }
 
@@ -105,18 +106,15 @@ class InferExchange(PendingRequest):
 
     A transport calls `begin` when the headers have arrived, `take` for each piece of the body and
     `submit` at its end, `watch` while it waits for the rest, and `disconnect`. Its subclass makes
-    and sends the response. A request that `waits` for its turn on the connection keeps what arrives
-    and answers nothing. `expects` is whether the client waits for 100 Continue before it sends the
-    body.
+    and sends the response. `expects` is whether the client waits for 100 Continue before it sends
+    the body.
     """
 
     handler: InferHandler
     response_complete = False
-    waits = False
     expects = False
     more_body = True
     _body: bytes | bytearray = b""
-    _error: MlctlError | None = None
     _submitted = False
     _queued: Cancellable | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -136,11 +134,8 @@ class InferExchange(PendingRequest):
 
     def begin(self) -> None:
         """Check the headers; all earlier requests of the connection are answered."""
-        self.waits = False
         try:
             self.handler.begin(self, self.headers)
-            if self._error is not None:
-                raise self._error
         except MlctlError as error:
             self._reject(error)
             return
@@ -149,7 +144,7 @@ class InferExchange(PendingRequest):
 
     def take(self, piece: bytes) -> None:
         """Take a piece of the body."""
-        if self.response_complete or not self.more_body or self._error is not None:
+        if self.response_complete or not self.more_body:
             return  # a body after the body is that of a pipelined upgrade
         size = self.size + len(piece)  # it is charged for what has arrived
         try:
@@ -157,11 +152,7 @@ class InferExchange(PendingRequest):
                 self.handler.check_size(size)
             self.grow(size)
         except MlctlError as error:
-            if self.waits:
-                self._error, self._body = error, b""
-                self.release()
-            else:
-                self._reject(error)
+            self._reject(error)
             return
         if not self._body:
             self._body = piece
@@ -173,7 +164,7 @@ class InferExchange(PendingRequest):
 
     def watch(self) -> None:
         """Give the rest of the body time until the request's deadline."""
-        if self.waits or self.response_complete:
+        if self.response_complete:
             return
         if self._timer is None and self.more_body:
             loop = asyncio.get_running_loop()
@@ -185,7 +176,7 @@ class InferExchange(PendingRequest):
         self.more_body = False
         if self._timer is not None:
             self._timer.cancel()
-        if self.response_complete or self.waits or self._submitted:
+        if self.response_complete or self._submitted:
             return
         self._submitted = True
         body, self._body = self._body, b""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from time import monotonic
 from typing import Any, Protocol, cast
 
 from bundle.errors import MlctlError
@@ -18,6 +20,7 @@ from services.online.grpc.http2.core import Core
 from services.online.grpc.http2.events import (
     ControlFrame,
     DataReceived,
+    Event,
     GoAwayReceived,
     HeadersReceived,
     PongReceived,
@@ -29,6 +32,7 @@ from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
 from services.online.grpc.http2.head import CallHead
 from services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
 from services.online.grpc.http2.outbox import Parking, SendQueue
+from services.online.turns import turns_of
 
 _DRAIN_PING = b"mlctlend"
 _ALIVE_PING = b"mlctlpng"
@@ -140,6 +144,9 @@ class Connection(asyncio.Protocol):
         self.peer = ""
         self.calls: dict[int, ConnectionCall] = {}
         self._waking = False
+        # Events of the last read that wait for the connection's turn; reading is paused meanwhile.
+        self._events: Iterator[Event] = iter(())
+        self._waits = False
         self._closed = False
         self._draining = False
         self._announced_last = False
@@ -167,7 +174,8 @@ class Connection(asyncio.Protocol):
             self._abort()
             return
         self.peer = _peer(name)
-        now = self._loop.time()
+        self._turns = turns_of(self._loop)
+        now = monotonic()
         self._bucket = Bucket(now)
         self._made = self._heard = self._called = now
         self._pinged = False
@@ -186,14 +194,27 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
-        self._heard = self._loop.time()
         self._pinged = False
+        events = self._core.receive(data)
+        if self._waits:
+            self._events = chain(self._events, events)
+        else:
+            self._events = events
+            self._proceed()
+
+    def _proceed(self) -> None:
+        """Handle events for this connection's share of a tick; the rest waits for its turn."""
         self._waking = True  # everything is written at the end
+        self._heard = begun = monotonic()
         try:
-            for event in self._core.receive(data):
+            for event in self._events:
                 self._handlers[type(event)](event)
                 if self.transport.is_closing():
                     return
+                spent = monotonic() - begun
+                if spent > self._turns.share:
+                    self._wait(spent)
+                    break
             self.flush()
         except BrokenError as error:
             logger.info("a connection broke HTTP/2's rules: %s", error)
@@ -202,17 +223,32 @@ class Connection(asyncio.Protocol):
             logger.exception("a connection failed")
             self._break(Reason.INTERNAL_ERROR)
 
+    def _wait(self, spent: float) -> None:
+        if not self._waits:
+            self._waits = True
+            self.transport.pause_reading()
+        self._turns.wait(self._take_turn, spent)
+
+    def _take_turn(self) -> None:
+        if self._closed:
+            return
+        self._waits = False
+        self._proceed()
+        if not self._waits and not self._closed and not self.outbox.paused:
+            self.transport.resume_reading()
+
     def pause_writing(self) -> None:
         """Stop reading from a client that reads too slowly."""
         self.outbox.paused = True
-        self._stalled = self._loop.time(), self.transport.get_write_buffer_size()
+        self._stalled = monotonic(), self.transport.get_write_buffer_size()
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.outbox.paused = False
         self._stalled = None
         if not self._closed:
-            self.transport.resume_reading()
+            if not self._waits:
+                self.transport.resume_reading()
             self.outbox.resume()
 
     def consumed(self, stream: int, size: int) -> None:
@@ -342,7 +378,7 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def _note_called(self) -> None:
-        self._called = self._loop.time()
+        self._called = monotonic()
         if self._announced_last:
             self._loop.call_soon(self._end_if_done)
 
@@ -389,7 +425,7 @@ class Connection(asyncio.Protocol):
             out.clear()
 
     def _tick(self) -> None:
-        times, now = self._times, self._loop.time()
+        times, now = self._times, monotonic()
         self._timer = self._loop.call_later(times.tick, self._tick)
         if self._is_stuck(now) or (not self._core.greeted and now - self._made >= times.preface):
             self._abort()

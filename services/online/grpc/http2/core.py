@@ -24,7 +24,14 @@ from services.online.grpc.http2.events import (
     WindowOpened,
 )
 from services.online.grpc.http2.frames import BrokenError, Reason, SettingId
-from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields, MalformedError
+from services.online.grpc.http2.head import (
+    HEADERS,
+    OK_TRAILERS,
+    Fields,
+    MalformedError,
+    check_length,
+    check_trailers,
+)
 from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
 from services.online.grpc.http2.messages import PREFIX_BYTES
 
@@ -56,6 +63,9 @@ _ENDING = Struct(f">5sL{len(_OK_TRAILERS)}s").pack
 _MAX_FRAGMENTS = 16
 # The cost of resets, of frames of a stream that has ended, and of streams above the limit.
 _LATE_COST = 0.125
+# A stream may have so many frames of data whatever their size, and then one for so many bytes.
+_FREE_FRAMES = 1000
+_BYTES_PER_FRAME = 16
 _SMALL_UPDATE: Final = 4 << 8 | frames.WINDOW_UPDATE
 _unpack = frames.FRAME_HEAD.unpack_from
 _number = frames.NUMBER.unpack_from
@@ -63,15 +73,21 @@ _pack = frames.FRAME_HEAD.pack
 
 
 class StreamState:
-    """One stream: the bytes that may be sent (`window`) and received (`room`)."""
+    """One stream: the bytes that may be sent (`window`) and received (`room`).
 
-    __slots__ = ("answered", "ended", "room", "window")
+    `spare` counts down with each frame of data, and up with its bytes; `missing` are the bytes of
+    the declared length that have not arrived, or None without one.
+    """
+
+    __slots__ = ("answered", "ended", "missing", "room", "spare", "window")
 
     def __init__(self, window: int, *, ended: bool) -> None:
         self.window = window
         self.room = WINDOW_BYTES
         self.ended = ended  # by the client
         self.answered = False
+        self.missing: int | None = None
+        self.spare = _FREE_FRAMES * _BYTES_PER_FRAME
 
 
 class Sending:
@@ -256,13 +272,14 @@ class Core(Sending):
         if found is None or self._block is not None:
             return None
         window, at, stop, end_at = found
+        self.last_stream = stream
         try:
             head = self._reader.read(data[start:end])
+            if head.length is not None:
+                check_length(head.length, stop - at)
         except MalformedError:
-            self.last_stream = stream
             self.out.append(frames.reset(stream, Reason.PROTOCOL_ERROR))
             return ControlFrame(1.0), end  # its block is read, and its data comes late
-        self.last_stream = stream
         self.streams[stream] = StreamState(self._first_window + window, ended=True)
         self._take(stop - at)
         return WholeCallReceived(stream, head, data[at:stop]), end_at
@@ -341,22 +358,36 @@ class Core(Sending):
         if found is None:
             yield ControlFrame(_LATE_COST)
             return
-        reason = self._rejection(found, size)
+        reason = self._rejection(found, size, len(data), ended=ended)
         if reason is not None:
-            self.send_reset(stream, reason)
-            yield StreamReset(stream, by_client=False)
+            yield from self._fault(stream, reason)
             return
-        found.room -= size
         if ended:
             self._end(stream, found)
         if not data and not ended:
             yield ControlFrame(1.0)
         yield DataReceived(stream, data, size, ended)
 
-    def _rejection(self, found: StreamState, size: int) -> Reason | None:
-        if found.ended:
-            return Reason.STREAM_CLOSED
-        return Reason.FLOW_CONTROL_ERROR if size > found.room else None
+    def _rejection(
+        self, found: StreamState, size: int, length: int, *, ended: bool
+    ) -> Reason | None:
+        """Charge a frame of `size` bytes, `length` of them data, to its stream."""
+        _check_open(found)
+        found.room -= size
+        found.spare += length - _BYTES_PER_FRAME
+        if found.missing is not None:
+            found.missing -= length
+            if found.missing < 0 or (ended and found.missing):
+                return Reason.PROTOCOL_ERROR
+        if found.spare < 0:
+            return Reason.ENHANCE_YOUR_CALM
+        return Reason.FLOW_CONTROL_ERROR if found.room < 0 else None
+
+    def _fault(self, stream: int, reason: Reason) -> Iterator[Event]:
+        """Reset a stream for an error of the client, which is charged for it."""
+        self.send_reset(stream, reason)
+        yield ControlFrame(1.0)
+        yield StreamReset(stream, by_client=False)
 
     def _on_headers(self, flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if not stream & 1:
@@ -396,6 +427,8 @@ class Core(Sending):
         self._open(stream, ended=ended)
         try:
             head = self._reader.read(block)
+            if ended and head.length is not None:
+                check_length(head.length, 0)
         except MalformedError:
             self.send_reset(stream, Reason.PROTOCOL_ERROR)
             yield ControlFrame(1.0)
@@ -404,23 +437,32 @@ class Core(Sending):
             self.reject(stream)
             yield ControlFrame(_LATE_COST)
             return
+        self.streams[stream].missing = head.length
         yield HeadersReceived(stream, head, ended)
 
     def _on_trailers(self, stream: int, block: bytes, *, ended: bool) -> Iterator[Event]:
         fields = self._reader.decode(block)
         found = self.streams.get(stream)
         if found is None:
+            if any(name == b":method" for name, _ in fields):
+                raise BrokenError(Reason.PROTOCOL_ERROR, "a new stream has a lower number")
             yield ControlFrame(_LATE_COST)
-        elif found.ended or not ended or any(name.startswith(b":") for name, _ in fields):
-            self.send_reset(stream, Reason.STREAM_CLOSED if found.ended else Reason.PROTOCOL_ERROR)
-            yield StreamReset(stream, by_client=False)
-        else:
-            self._end(stream, found)
-            yield DataReceived(stream, b"", 0, ended=True)
+            return
+        _check_open(found)
+        try:
+            check_trailers(fields, ended=ended)
+            check_length(found.missing or 0, 0)
+        except MalformedError:
+            yield from self._fault(stream, Reason.PROTOCOL_ERROR)
+            return
+        self._end(stream, found)
+        yield DataReceived(stream, b"", 0, ended=True)
 
     def _on_priority(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:
-        if stream == 0 or len(payload) != 5:
-            raise BrokenError(Reason.FRAME_SIZE_ERROR, "a priority has five bytes and a stream")
+        if stream == 0:
+            raise BrokenError(Reason.PROTOCOL_ERROR, "a priority has a stream")
+        if len(payload) != 5:
+            raise BrokenError(Reason.FRAME_SIZE_ERROR, "a priority has five bytes")
         yield ControlFrame(1.0)
 
     def _on_reset(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:
@@ -439,6 +481,7 @@ class Core(Sending):
         if flags & frames.ACK:
             if payload:
                 raise BrokenError(Reason.FRAME_SIZE_ERROR, "an acknowledgement has no settings")
+            yield ControlFrame(1.0)
             return
         # The last of equal ones holds; to change windows over and over would take long.
         values = dict(frames.read_settings(payload))
@@ -478,6 +521,7 @@ class Core(Sending):
             raise BrokenError(Reason.FRAME_SIZE_ERROR, "GOAWAY has at least eight bytes")
         if stream:
             raise BrokenError(Reason.PROTOCOL_ERROR, "GOAWAY belongs to the connection")
+        yield ControlFrame(1.0)
         yield GoAwayReceived(frames.NUMBER.unpack_from(payload, 4)[0])
 
     def _on_window(self, _flags: int, stream: int, payload: bytes) -> Iterator[Event]:
@@ -488,8 +532,10 @@ class Core(Sending):
         if stream == 0:
             was_closed = self.window <= 0
             self.window += more
-            if not more or self.window > frames.MAX_WINDOW:
-                raise BrokenError(Reason.FLOW_CONTROL_ERROR, "a window opens too far, or not")
+            if not more:
+                raise BrokenError(Reason.PROTOCOL_ERROR, "a window's update opens nothing")
+            if self.window > frames.MAX_WINDOW:
+                raise BrokenError(Reason.FLOW_CONTROL_ERROR, "a window opens too far")
             if was_closed:  # else nothing waits for this window
                 yield WindowOpened(0)
         else:
@@ -500,8 +546,7 @@ class Core(Sending):
             found.window += more
             if not more or found.window > frames.MAX_WINDOW:
                 reason = Reason.FLOW_CONTROL_ERROR if more else Reason.PROTOCOL_ERROR
-                self.send_reset(stream, reason)
-                yield StreamReset(stream, by_client=False)
+                yield from self._fault(stream, reason)
                 return
             yield WindowOpened(stream)
 
@@ -517,6 +562,15 @@ class Core(Sending):
     def _check_met(self, stream: int) -> None:
         if stream == 0 or stream > self.last_stream or not stream & 1:
             raise BrokenError(Reason.PROTOCOL_ERROR, "there was no such stream")
+
+
+def _check_open(found: StreamState) -> None:
+    """End the connection of a client that sends more of a stream that it has ended.
+
+    A reset of the stream would cost the client nothing, and the server a call.
+    """
+    if found.ended:
+        raise BrokenError(Reason.STREAM_CLOSED, "a stream goes on after its end")
 
 
 def _unpadded(payload: bytes) -> bytes:

@@ -22,6 +22,7 @@ from services.protocol.wire import invalid
 
 Fields = tuple[tuple[bytes, bytes], ...]
 CONTENT_TYPE = b"application/grpc"
+LENGTH = b"content-length"
 HEADERS: Fields = (
     (b":status", b"200"),
     (b"content-type", CONTENT_TYPE),
@@ -38,13 +39,15 @@ _ONE_HOP = frozenset(
 PER_CALL = frozenset({b"x-request-id", b"traceparent", b"tracestate"})
 # Headers whose values differ between the calls of one connection, and that no parsed head has.
 VARYING = PER_CALL | {
-    b"content-length", b"inference-header-content-length", b"authorization", b"x-forwarded-for",
+    LENGTH, b"inference-header-content-length", b"authorization", b"x-forwarded-for",
     b"x-envoy-external-address",
 }  # fmt: skip
 # These are the protocol's own; all others are the caller's metadata.
 _OWN = frozenset({b"te", b"content-type", b"grpc-timeout", b"grpc-encoding"}) | {
     b"grpc-accept-encoding"
 }
+# RFC 9113 (8.2.1): no line end or NUL, and no white space at either end.
+_VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
 _NAME = re.compile(rb"[0-9a-z_.!#$%&'*+^`|~-]+")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -63,7 +66,7 @@ class CallHead(NamedTuple):
 
     `own` are those whose values are strings of HPACK, `named` the others by name. `is_grpc` is
     whether the content type is gRPC's in some spelling, `plain` whether all headers are valid for
-    an uncompressed message and name no priority.
+    an uncompressed message and name no priority. `length` is the declared content-length in bytes.
     """
 
     method: bytes
@@ -78,6 +81,7 @@ class CallHead(NamedTuple):
     is_grpc: bool
     plain: bool = False
     own: Fields = ()
+    length: int | None = None
 
     @property
     def fields(self) -> Fields:
@@ -142,6 +146,7 @@ def parse_head(fields: Fields) -> CallHead:
     extra = 0
     for field in fields:
         name = field[0]
+        _check_value(field[1])
         if name in VARYING:
             extra += len(name) + len(field[1]) + FIELD_BYTES
         elif extra and name.startswith(b":"):
@@ -157,7 +162,43 @@ def parse_head(fields: Fields) -> CallHead:
         size=head.size + extra,
         named=named,
         authorization=named.get(b"authorization"),
+        length=length_of(named[LENGTH]) if LENGTH in named else None,
     )
+
+
+def length_of(value: bytes) -> int:
+    """Return the number of bytes that content-length declares; MalformedError if it is none."""
+    if not value.isdigit():
+        raise MalformedError(LENGTH)
+    try:
+        return int(value)
+    except ValueError:  # thousands of digits
+        raise MalformedError(LENGTH) from None
+
+
+def check_length(declared: int, size: int) -> None:
+    """Raise MalformedError if `size` bytes are not as many as were declared."""
+    if declared != size:
+        raise MalformedError(LENGTH)
+
+
+def check_trailers(fields: Fields, *, ended: bool) -> None:
+    """Raise MalformedError for trailers that are against HTTP/2, or that did not end the stream."""
+    if not ended:
+        raise MalformedError
+    for name, value in fields:
+        _check_name(name)
+        _check_value(value)
+
+
+def _check_name(name: bytes) -> None:
+    if name in _ONE_HOP or _NAME.fullmatch(name) is None:
+        raise MalformedError(name)
+
+
+def _check_value(value: bytes) -> None:
+    if _VALUE.fullmatch(value) is None:
+        raise MalformedError
 
 
 @lru_cache(maxsize=128)
@@ -170,11 +211,10 @@ def _parse(fields: Fields) -> CallHead:
                 raise MalformedError(name)
         else:
             regular = True
-            if name in _ONE_HOP or _NAME.fullmatch(name) is None:
-                raise MalformedError(name)
+            _check_name(name)
         seen.add(name)
     named = fields_of(fields)
-    if not seen >= _REQUIRED or named.get(b"te", b"trailers") != b"trailers":
+    if not seen >= _REQUIRED or not named[b":path"] or named.get(b"te", b"trailers") != b"trailers":
         raise MalformedError
     content_type = named.get(b"content-type", b"")
     rest = content_type.removeprefix(CONTENT_TYPE)
@@ -225,9 +265,10 @@ def text_of(string: bytes) -> bytes:
     if string[0] < 0x80:
         return string[1:]
     try:
-        return decode_huffman(string[1:])
+        text = decode_huffman(string[1:])
     except BrokenError:
         return b""
+    return b"" if _VALUE.fullmatch(text) is None else text
 
 
 def _value(name: bytes, value: bytes) -> Trailer:

@@ -9,6 +9,7 @@ headers of each call to it.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,9 +19,11 @@ from hpack.table import HeaderTable
 
 from services.online.grpc.http2.head import (
     FIELD_BYTES,
+    LENGTH,
     VARYING,
     CallHead,
     Fields,
+    length_of,
     parse_head,
     text_of,
 )
@@ -42,6 +45,10 @@ _MAX_LAYOUTS = 8
 # passes 100.
 _FREE_FIELDS = 128
 _FIELD_COST = 0.125
+# A string that is Huffman-coded, which `text_of` checks, or a valid value, after its length.
+_OWN_VALUE = re.compile(
+    rb"(?s)[\x80-\xff].*|.(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?"
+).fullmatch
 _make = tuple.__new__
 
 
@@ -99,8 +106,9 @@ class HeadReader:
             at = start + 1 + (block[start] & 0x7F)
         if len(self._layouts) >= _MAX_LAYOUTS:
             self._layouts.clear()
-        token = next((n for n, (_, _, name) in enumerate(parts) if name == b"authorization"), None)
-        self._layouts.append(_Layout(parse_head(shared), tuple(parts), block[at:], token))
+        numbers = {name: number for number, (_, _, name) in enumerate(parts)}
+        token, length = numbers.get(b"authorization"), numbers.get(LENGTH)
+        self._layouts.append(_Layout(parse_head(shared), tuple(parts), block[at:], token, length))
 
     def decode(self, block: bytes) -> Fields:
         """Return the fields of a block; unwanted blocks are decoded, too: they change the table."""
@@ -206,13 +214,15 @@ class _Layout(NamedTuple):
     """The blocks with the fields of `head` and, in the same places, with values of their own.
 
     `parts` are the bytes before each value, their number, and its header's name; `rest` follows
-    the last one. `token` is the number of the value of Authorization.
+    the last one. `token` and `length` are the numbers of the values of Authorization and
+    Content-Length.
     """
 
     head: CallHead
     parts: tuple[tuple[bytes, int, bytes], ...]
     rest: bytes
     token: int | None
+    length: int | None
 
     def values_of(self, block: bytes) -> Fields | None:
         """Return the values in `block` with their names, or None if it is no such block.
@@ -229,6 +239,8 @@ class _Layout(NamedTuple):
             if at >= size or block[at] & 0x7F == 0x7F:
                 return None
             start, at = at, at + 1 + (block[at] & 0x7F)
+            if _OWN_VALUE(block, start, at) is None:
+                return None
             found += ((name, block[start:at]),)
         return found if at <= size and block[at:] == self.rest else None
 
@@ -236,15 +248,18 @@ class _Layout(NamedTuple):
 def _with_own(layout: _Layout, own: Fields, size: int) -> CallHead:
     """Return the layout's head with `own`, headers whose block has at most `size` bytes."""
     head = layout.head
-    *first, token, fields, shared, named, is_grpc, plain, _ = head
+    *first, token, fields, shared, named, is_grpc, plain, _, length = head
     if layout.token is not None:
         token = text_of(own[layout.token][1])
+    if layout.length is not None:
+        value = own[layout.length][1]
+        length = length_of(value[1:] if value[0] < 0x80 else text_of(value))
     # A byte of Huffman's code is less than two of text.
     size = shared + 2 * size + len(own) * FIELD_BYTES
     # Not by the class: that takes a function's call more.
     return _make(
         CallHead,
-        (*first, token, fields, size, named, is_grpc, plain, own),
+        (*first, token, fields, size, named, is_grpc, plain, own, length),
     )
 
 

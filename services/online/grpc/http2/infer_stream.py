@@ -19,7 +19,6 @@ from services.online.http.inference import InferExchange, InferHandler, plain_ta
 from services.online.http.responses import Response, error_response
 from services.online.http.unparsed import CHANGES_MEANING
 from services.online.models.repository import Serving
-from services.protocol.wire import invalid
 
 _STATUS, _LENGTH, _JSON_LENGTH = b":status", b"content-length", b"inference-header-content-length"
 _CONTINUE = literal(_STATUS, b"100")
@@ -64,10 +63,6 @@ class InferStream(InferExchange):
 
     def end(self) -> None:
         """Queue the request: its body is complete."""
-        if _LENGTH in self.headers and not self.response_complete:
-            length = self.headers[_LENGTH]
-            if int(length) != self.size:
-                self._reject(invalid("the body has not as many bytes as content-length says"))
         self.submit()
 
     def leave(self) -> None:

@@ -2,29 +2,44 @@
 
 A head has a size, a number of headers and a time; an unread response, and the
 rest of a body that was rejected, have a time as well. A client that ends its sending half of the
-connection is gone. An error never overtakes the answer to an earlier request.
+connection is gone. Requests are parsed one by one: the next one waits, unread and with reading
+paused, until the answer is complete, so that no error overtakes an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from functools import lru_cache
+from time import monotonic
 from typing import Any
 
 import httptools
-from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.online.batching.admission import BusyError
 from services.online.http.responses import error_response, make_response, render_headers, to_wire
+from services.online.turns import Turns, turns_of
 
 _NOT_HTTP = "Invalid HTTP request received."
 _MANY_HEADERS = "The request has too many headers."
 _LARGE_HEAD = "The head of the request is too large."
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
+_EMPTY_LINE = b"\r\n\r\n"
+# Smaller reads are searched for a second request, of larger ones the head is parsed first.
+_SMALL_BYTES = 8 << 10
+# RFC 9110 (7.2) and RFC 3986 (3.2.2): a name or an address, perhaps with a port.
+_HOST = re.compile(
+    rb"(?:\[[0-9A-Fa-f:.]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+)
+# White space may follow a value (RFC 9112, 5.1), but the parser accepts no tab after this one.
+_TAB_AFTER_LENGTH = re.compile(
+    rb"(\r\ncontent-length:[ \t]*+[0-9]++)[ \t]++(?=\r\n)", re.IGNORECASE
+)
 
 
 class _HeadError(Exception):
-    """A head that is rejected: too many headers, too many bytes, or not exactly one Host."""
+    """A head that is rejected: too large, or against the rules of HTTP/1.1."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -64,8 +79,17 @@ class LimitedProtocol(HttpToolsProtocol):
     _leave_timer: asyncio.TimerHandle | None = None
     _leaving = False
     _ignores_upgrade = False
-    # The request that is being answered: `cycle` is the last one, which may wait behind it.
-    _started: RequestResponseCycle | None = None
+    # What was received and is not parsed: from `_at` on. Reading is paused while it `_waits`.
+    _unread = b""
+    _at = 0
+    # The last bytes of the read before, in which the end of a head or body may have begun.
+    _tail = b""
+    _waits = False
+    # Whether `_proceed` is running, or will be called in this connection's turn.
+    _proceeds = False
+    # The bytes of the body that follow, where only they may be parsed next.
+    _body_bytes = 0
+    _turns: Turns
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -79,6 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._turns = turns_of(self.loop)
         if len(self.connections) > self.max_connections:
             self._reject_connection()
         else:
@@ -89,24 +114,91 @@ class LimitedProtocol(HttpToolsProtocol):
         for timer in (*timers, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
-        if self._started is not None and not self._started.response_complete:
-            self._started.disconnected = True
-            self._started.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._broken or self.transport.is_closing():
             return
+        self._unread += data
+        if not self._proceeds:
+            self._proceed()
+
+    def _proceed(self) -> None:
+        """Parse what was received, request by request, for this connection's share of a tick.
+
+        The rest waits for the next turn, and for the answer to the request before it.
+        """
+        turns, flow, data, at, spent = self._turns, self.flow, self._unread, self._at, 0.0
+        size, self._proceeds, begun = len(data), True, monotonic()
+        while at < size and spent <= turns.share and not (self._broken or flow.write_paused):
+            cycle = self.cycle
+            waits = cycle is not None and not cycle.response_complete and not self._in_body
+            if waits or self.transport.is_closing():
+                break
+            at = self._parse_next(data, at, size)
+            spent = monotonic() - begun
+        self._proceeds, self._at = False, at
+        if self._broken or self.transport.is_closing():
+            at = size  # the rest is discarded
+        if at < size or spent > turns.share:
+            self._waits = True
+            flow.pause_reading()
+            if spent > turns.share:
+                self._take_turn(spent)
+            return
+        self._tail = data[-3:] if self._in_head or self._in_body else b""
+        self._unread, self._at = b"", 0
+        if self._waits:
+            self._waits = False
+            if not flow.write_paused:
+                flow.resume_reading()
+
+    def _take_turn(self, spent: float = 0.0) -> None:
+        """Go on with the unread bytes in a later tick, after `spent` seconds of this one."""
+        self._proceeds = True
+        self._turns.wait(self._proceed, spent)
+
+    def _parse_next(self, data: bytes, at: int, size: int) -> int:
+        """Parse `data` from `at` on, up to the end of one request at most; return where it stopped.
+
+        A head or a body in chunks ends with an empty line, another body after its length. So no
+        request is parsed while the one before it has no answer.
+        """
+        if self._body_bytes:
+            stop = end = min(size, at + self._body_bytes)
+            self._body_bytes -= stop - at
+        else:
+            end = self._find_split_line(data) if self._tail else data.find(_EMPTY_LINE, at) + 4
+            # In most reads there is one request alone.
+            alone = size - end <= _SMALL_BYTES and data.find(_EMPTY_LINE, end) < 0
+            stop = size if alone or end < 4 else end
+        piece, in_body = data[at:stop], self._in_body
+        if b"\t" in piece and not in_body:
+            head, empty_line, body = piece.partition(_EMPTY_LINE)
+            piece = _TAB_AFTER_LENGTH.sub(rb"\1", head + empty_line) + body
         self._progress = False
-        self._read_bytes = len(data) + (self._read_bytes if self._in_head else 0)
+        self._read_bytes = stop - at + (self._read_bytes if self._in_head else 0)
         try:
-            self.parser.feed_data(data)
+            self.parser.feed_data(piece)
         except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
-            self._parse_rest(data, error)
+            self._parse_rest(piece, error)
         if self._in_head or self._in_body:
-            self._await_rest(len(data))
+            if self._in_body and not in_body:
+                self._body_bytes = max(0, self._declared_bytes() - (stop - end))
+            self._await_rest(stop - at)
         elif self.timeout_keep_alive_task is None and not self.answering:
             self._arm_head()  # blank lines alone must not hold the connection either
+        return stop
+
+    def _find_split_line(self, data: bytes) -> int:
+        """Return the end of the first empty line, which may have begun in the read before."""
+        tail, self._tail = self._tail, b""
+        split = (tail + data[:3]).find(_EMPTY_LINE)
+        return (data.find(_EMPTY_LINE) if split < 0 else split - len(tail)) + 4
+
+    def _declared_bytes(self) -> int:
+        """Return the body's declared length, or 0 for a body in chunks."""
+        return next((int(value) for name, value in self.headers if name == b"content-length"), 0)
 
     def _await_rest(self, size: int) -> None:
         """Limit the bytes and the time of a request whose end was not in a read of `size` bytes."""
@@ -178,6 +270,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_ignored_upgrade():
             return
         self._check_head()
+        if self.answering:
+            self._reject_head(400, "The request came before the answer to an earlier one.")
         expected = [value.lower() for name, value in self.headers if name == b"expect"]
         self.expect_100_continue = b"100-continue" in expected
         super().on_headers_complete()
@@ -207,12 +301,10 @@ class LimitedProtocol(HttpToolsProtocol):
         flow = self.flow
         if self.transport.is_closing():
             self._watch_close()
-        elif self.pipeline:
-            flow.resume_reading()
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
         else:
-            if flow.read_paused:
+            if self._waits:
+                self._go_on()
+            elif flow.read_paused:
                 flow.resume_reading()
             self._idle_since = self.loop.time()
             if self.timeout_keep_alive_task is None:
@@ -221,6 +313,11 @@ class LimitedProtocol(HttpToolsProtocol):
             flow.pause_reading()
         if self._in_body and not self.answering:
             self._drain()
+
+    def _go_on(self) -> None:
+        """Parse what waits: the answer before it is complete, or its client reads again."""
+        if not self._proceeds:
+            self._take_turn()
 
     def _unset_keepalive_if_required(self) -> None:
         """Leave the keep-alive timer alone, which uvicorn cancels: it checks when it fires."""
@@ -268,7 +365,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
         self._watch_close()
-        if not self.pipeline and not self._broken:
+        if self._waits:
+            self._go_on()
+        elif not self._broken:
             self.flow.resume_reading()
 
     def eof_received(self) -> None:
@@ -276,7 +375,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._close()
 
     def handle_websocket_upgrade(self) -> None:
-        if self.answering:
+        if self._waits:
             self._fail(400, "An upgrade came before the answer to an earlier request.")
         else:
             super().handle_websocket_upgrade()
@@ -290,15 +389,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def note_rejection(self, status: int) -> None:
         """Called when a connection is answered `status` before a request; a subclass counts it."""
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._started = cycle
-        super()._start_asgi_task(cycle, app)
-
     def _check_head(self) -> None:
-        """Reject a head that is too large, or that does not have exactly one Host (RFC 9112, 3.2).
+        """Reject a head that is too large or breaks a rule of RFC 9112: 2.3, 3.2, 6.1.
 
-        HTTP/1.0 needs none. A head that arrived in one read was never unfinished, so its limits are
-        checked here.
+        HTTP/1.0 needs no Host. A head that arrived in one read was never unfinished, so its limits
+        are checked here.
         """
         if len(self.headers) > self.max_headers:
             self._reject_head(431, _MANY_HEADERS)
@@ -306,9 +401,21 @@ class LimitedProtocol(HttpToolsProtocol):
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if size > self.max_head_bytes:
                 self._reject_head(431, _LARGE_HEAD)
-        hosts = [name for name, _ in self.headers].count(b"host")
-        if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+        version = self.parser.get_http_version()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) != 1 and (hosts or version != "1.0"):
             self._reject_head(400, "The request needs exactly one Host header.")
+        if hosts and not is_host(hosts[0]):
+            self._reject_head(400, "The Host header is no host.")
+        if version not in ("1.0", "1.1"):
+            self._reject_head(400, "The request is not HTTP/1.1 or HTTP/1.0.")
+        if b"#" in self.url:
+            self._reject_head(400, "The request target has a fragment.")
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and version == "1.0":
+            self._reject_head(400, "HTTP/1.0 has no Transfer-Encoding.")
+        if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
+            self._reject_head(501, "The only transfer coding is chunked.")
 
     def _reject_head(self, status: int, message: str) -> None:
         self._rejected_head = status, message
@@ -330,7 +437,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _head_is_late(self) -> None:
-        if self._in_head and self.headers is not None:
+        self._head_timer = None
+        if self._in_head and self.answering:
+            self._arm_head()  # its rest may wait for the answer
+        elif self._in_head and self.headers is not None:
             self._fail(408, "The head of the request did not come in time.")
         elif not self.answering:
             self._close()
@@ -347,7 +457,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             return
         rejected = self._in_body and waiting is None
-        if rejected or self.pipeline or (waiting is not None and waiting.response_started):
+        if rejected or (waiting is not None and waiting.response_started):
             self._close()
             return
         if waiting is not None:
@@ -409,3 +519,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._watch_stall(size)
+
+
+@lru_cache(maxsize=256)
+def is_host(value: bytes) -> bool:
+    """Return whether `value` is a valid Host header, which may be empty."""
+    return _HOST.fullmatch(value) is not None

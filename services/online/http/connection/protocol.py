@@ -1,16 +1,15 @@
 """The path of an infer request: from uvicorn's parser to the scheduler and back.
 
 `InferProtocol` answers each POST to the infer path of a model that is served here, in any
-spelling, pipelined or not. Everything else goes to the ASGI application in uvicorn's own way.
+spelling. Everything else goes to the ASGI application in uvicorn's own way.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from services.online.http.connection.limits import LimitedProtocol
+from services.online.http.connection.limits import LimitedProtocol, is_host
 from services.online.http.fields import fields_of
 from services.online.http.inference import InferExchange, InferHandler, plain_target
 from services.online.http.responses import Headers, Response, render_headers, to_wire
@@ -35,14 +34,10 @@ class _NoEvent:
 
 
 class InferCycle(InferExchange):
-    """One request and its response, with the attributes that uvicorn's protocol reads of a cycle.
-
-    A pipelined request waits until `begin`.
-    """
+    """One request and its response, with the attributes that uvicorn reads of a cycle."""
 
     message_event = _NoEvent()
     response_started = False
-    waits = True
     disconnected = False
 
     def __init__(
@@ -110,8 +105,6 @@ class InferProtocol(LimitedProtocol):
     handlers: ClassVar[Mapping[bytes, InferHandler]]
     handler: InferHandler
     cycle: Any
-    _started: Any = None
-    pipeline: deque[tuple[Any, Any]]
     # The server's own headers, of which uvicorn makes a new list every second, and as lines.
     headers_source: ClassVar[Headers] = []
     header_lines: ClassVar[bytes] = b""
@@ -127,9 +120,9 @@ class InferProtocol(LimitedProtocol):
 
     def _is_between_requests(self) -> bool:
         """Whether the next byte begins a request, which can be answered now."""
-        if self.cycle is None or not self.cycle.response_complete or self.pipeline:
+        if self.cycle is None or not self.cycle.response_complete or self._unread:
             return False
-        busy = self._in_head or self._in_body or self._broken or self._leaving
+        busy = self._in_head or self._in_body or self._broken or self._leaving or self._waits
         return not (busy or self.flow.write_paused or self.transport.is_closing())
 
     def on_message_begin(self) -> None:
@@ -157,30 +150,29 @@ class InferProtocol(LimitedProtocol):
         several = len(fields) != count
         if several:
             fields = fields_of(self.headers)
+        version = parser.get_http_version()
         if (
             several
-            or b"host" not in fields
+            or version != "1.1"
+            or not is_host(fields.get(b"host", b"?"))
+            or b"transfer-encoding" in fields
+            or self.url not in self.handlers
             or count > self.max_headers
             or self._read_bytes > self.max_head_bytes
         ):
             self._check_head()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._reject_head(400, "The request came before the answer to an earlier one.")
         self._end_head()
         keep_alive = not self._leaving and parser.should_keep_alive()
         expects = b"expect" in fields and fields[b"expect"].lower() == _EXPECTED
         # A client of HTTP/1.0 can keep the connection or wait for 100 Continue only by a header.
         if b"connection" in fields or expects:
-            current = parser.get_http_version() != "1.0"
+            current = version != "1.0"
             keep_alive, expects = keep_alive and current, expects and current
-        cycle = InferCycle(self, handler, fields, keep_alive=keep_alive, expects=expects)
-        previous, self.cycle = self.cycle, cycle
-        if previous is not None and not previous.response_complete:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((cycle, self.app))
-            return
-        self._started = cycle
-        if not self.flow.write_paused:  # else `resume_writing` begins it
-            self.handler = handler
-            cycle.begin()
+        self.handler = handler
+        self.cycle = InferCycle(self, handler, fields, keep_alive=keep_alive, expects=expects)
+        self.cycle.begin()
 
     def on_body(self, body: bytes) -> None:
         if type(self.cycle) is InferCycle:
@@ -203,14 +195,9 @@ class InferProtocol(LimitedProtocol):
             self.cycle.watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for cycle in (self._started, *(cycle for cycle, _ in self.pipeline)):
-            if isinstance(cycle, InferCycle):
-                cycle.disconnect()
+        if isinstance(self.cycle, InferCycle):
+            self.cycle.disconnect()
         super().connection_lost(exc)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._begin_waiting()
 
     def server_headers(self) -> bytes:
         """Return the server's own header lines."""
@@ -229,28 +216,6 @@ class InferProtocol(LimitedProtocol):
             self.cycle.disconnect()
         else:
             super()._abandon()
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Begin the next pipelined request; uvicorn calls this at the end of an answer."""
-        if isinstance(cycle, InferCycle):
-            self._started = cycle
-            self.loop.call_soon(self._begin_waiting)  # not at once: rejections would nest
-        else:
-            super()._start_asgi_task(cycle, app)
-
-    def _begin_waiting(self) -> None:
-        """Begin the next pipelined request, unless the client does not read its responses now."""
-        cycle = self._started
-        if not isinstance(cycle, InferCycle) or not cycle.waits or cycle.response_complete:
-            return
-        if self.flow.write_paused or self.transport.is_closing():
-            return
-        self.handler = cycle.handler
-        cycle.begin()
-        if cycle.more_body:
-            cycle.watch()
-        else:
-            cycle.submit()
 
 
 def infer_protocol(*handlers: InferHandler) -> type[InferProtocol]:

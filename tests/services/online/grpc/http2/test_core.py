@@ -89,7 +89,7 @@ def resets(core: Core) -> list[tuple[int, int]]:
         (HELLO + frame(frames.RST_STREAM, 0, 1, bytes(4)), Reason.PROTOCOL_ERROR),
         (HELLO + asking() + frame(frames.RST_STREAM, 0, 1, bytes(3)), Reason.FRAME_SIZE_ERROR),
         (HELLO + frame(frames.PRIORITY, 0, 1, bytes(4)), Reason.FRAME_SIZE_ERROR),
-        (HELLO + frame(frames.WINDOW_UPDATE, 0, 0, U32(0)), Reason.FLOW_CONTROL_ERROR),
+        (HELLO + frame(frames.WINDOW_UPDATE, 0, 0, U32(0)), Reason.PROTOCOL_ERROR),
         (HELLO + frame(frames.WINDOW_UPDATE, 0, 0, U32(frames.MAX_WINDOW)), 3),
         (HELLO + frame(frames.WINDOW_UPDATE, 0, 1, U32(1)), Reason.PROTOCOL_ERROR),
         (HELLO + frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), Reason.FRAME_SIZE_ERROR),
@@ -98,6 +98,8 @@ def resets(core: Core) -> list[tuple[int, int]]:
         (HELLO + asking() + frame(frames.DATA, frames.PADDED, 1, b"\2x"), Reason.PROTOCOL_ERROR),
         (HELLO + asking() + frame(frames.DATA, frames.PADDED, 1, b""), Reason.PROTOCOL_ERROR),
         (HELLO + frame(frames.DATA, 0, 1, bytes(70_000)), Reason.FRAME_SIZE_ERROR),
+        (HELLO + asking(flags=DONE) + frame(frames.DATA, 0, 1, b"x"), Reason.STREAM_CLOSED),
+        (HELLO + asking(flags=DONE) + asking(flags=DONE), Reason.STREAM_CLOSED),
         (HELLO + asking(2), Reason.PROTOCOL_ERROR),
         (HELLO + asking(0), Reason.PROTOCOL_ERROR),
         (HELLO + asking(block=b"\xff\xff\xff\xff\xff\x0f"), Reason.COMPRESSION_ERROR),
@@ -138,8 +140,6 @@ def test_frames__that_break_the_protocol__end_the_connection(data: bytes, reason
             asking() + frame(frames.WINDOW_UPDATE, 0, 1, U32(frames.MAX_WINDOW)),
             Reason.FLOW_CONTROL_ERROR,
         ),
-        (asking(flags=DONE) + frame(frames.DATA, 0, 1, b"x"), Reason.STREAM_CLOSED),
-        (asking(flags=DONE) + asking(flags=DONE), Reason.STREAM_CLOSED),
         (asking() + asking(), Reason.PROTOCOL_ERROR),  # trailers end a stream
         (asking() + asking(flags=DONE), Reason.PROTOCOL_ERROR),  # and have no pseudo-headers
         (asking(block=encode(((b"connection", b"close"),))), Reason.PROTOCOL_ERROR),
@@ -164,7 +164,7 @@ def test_flow_control__client_exceeds_its_window__stream_is_reset() -> None:
         assert isinstance(told(chunk, core)[-1], DataReceived)
     core.give(1, 1 << 14)
     assert isinstance(told(chunk, core)[-1], DataReceived)
-    assert told(chunk, core) == [StreamReset(1, by_client=False)]
+    assert told(chunk, core) == [ControlFrame(1.0), StreamReset(1, by_client=False)]
     assert resets(core) == [(1, Reason.FLOW_CONTROL_ERROR)]
     given_back = sum(
         frames.NUMBER.unpack(part[9:])[0]

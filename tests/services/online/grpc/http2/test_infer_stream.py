@@ -25,6 +25,7 @@ from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.server.seam import gated
 from services.protocol.priority import Priority
+from services.online.turns import turns_of
 from tests.services.online.grpc.http2.conftest import Fields, Raw, Serve
 from tests.services.online.grpc.http2.test_connection import counted
 from tests.services.online.http.connection.conftest import Reply, read_reply
@@ -334,7 +335,7 @@ def test_infer__too_large_by_its_length__is_rejected_before_its_body(serve: Serv
 
 
 @pytest.mark.parametrize("length", [b"1", b"x"])
-def test_infer__other_length_than_declared__is_invalid(serve: Serve, length: bytes) -> None:
+def test_infer__other_length_than_declared__stream_is_reset(serve: Serve, length: bytes) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         for end in (True, False):
@@ -347,7 +348,8 @@ def test_infer__other_length_than_declared__is_invalid(serve: Serve, length: byt
             if not end:
                 raw.core.end_stream(stream)
                 raw.flush()
-            assert (await reply_of(raw, stream)).status == 400
+            await raw.until(lambda: raw.of(events.StreamReset, stream))  # noqa: B023
+            assert raw.of(events.StreamReset, stream)[0].error_code == ErrorCodes.PROTOCOL_ERROR
         raw.close()
 
     serve(use)
@@ -355,6 +357,7 @@ def test_infer__other_length_than_declared__is_invalid(serve: Serve, length: byt
 
 def test_infer__client_resets_the_stream__is_withdrawn(serve: Serve) -> None:
     async def use(server: GrpcServer, host: ServedModel) -> None:
+        turns_of(asyncio.get_running_loop()).share = math.inf  # what comes at once is read at once
         raw = await Raw.open(server.port)
         for body in (None, BODY):
             await raw.until(lambda: raw.of(events.RemoteSettingsChanged))
