@@ -5,7 +5,7 @@ RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check fix coverage mutants zoo bench soak fuzz audit clients docs docs-test pictures container-check clean
+.PHONY: help demo test quick check fix coverage mutants zoo bench soak fuzz hostile audit clients docs docs-test pictures container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -76,6 +76,9 @@ soak: .venv/.dev ## Serve everything at once for 30 minutes (SOAK_SECONDS=) and 
 
 fuzz: .venv/.dev ## Give every reader any bytes for 10 minutes (FUZZ_SECONDS=); findings go to the corpus
 	$(BIN)/python -W ignore -m tests.fuzz --seconds $${FUZZ_SECONDS:-600}
+
+hostile: .venv/.dev ## Put 30 hostile connections beside one honest client; fail if it waits (3 minutes)
+	$(BIN)/python -m tests.hostile --only serve
 
 audit: .venv/bin/python ## Compare the pinned versions with the known faults; needs the network
 	$(PYTHON) -m venv .venv/audit

@@ -296,7 +296,7 @@ def calls_of(kind: str, count: int, *, proxied: bool = False, parts: Sequence[st
         *[("binary", 1, 221), ("binary", 64, 113)],
         *[("text", 1, 223), ("text", 64, 115)],
         *[("grpc", 1, 218), ("grpc", 64, 106), ("grpc proxied", 64, 106)],
-        *[("http2 binary", 64, 151), ("http2 text", 64, 152)],
+        *[("http2 binary", 64, 153), ("http2 text", 64, 154)],
     ],
 )
 def test_calls__mixed_requests__are_at_most_so_many(

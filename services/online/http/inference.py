@@ -530,6 +530,7 @@ def plain_target(target: bytes) -> bytes:
 
 
 def _number(name: bytes, value: bytes) -> int:
+    value = value.strip(b" \t")  # the parser keeps what follows a number
     if not value.isdigit() or len(value) > 18:
         raise MlctlError(
             ErrorCode.INVALID_INPUT, f"header {name.decode()} is not a number of bytes"

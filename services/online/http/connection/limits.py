@@ -32,9 +32,9 @@ _SMALL_BYTES = 8 << 10
 _HOST = re.compile(
     rb"(?:\[[0-9A-Fa-f:.]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
 )
-# White space may follow a value (RFC 9112, 5.1), but the parser accepts no tab after this one.
-_TAB_AFTER_LENGTH = re.compile(
-    rb"(\r\ncontent-length:[ \t]*+[0-9]++)[ \t]++(?=\r\n)", re.IGNORECASE
+# Tabs may surround a value (RFC 9112, 5.1), but the parser accepts none around this one.
+_LENGTH_WITH_TAB = re.compile(
+    rb"(\r\ncontent-length:)[ \t]*+([0-9]++)[ \t]*+(?=\r\n)", re.IGNORECASE
 )
 
 
@@ -146,7 +146,8 @@ class LimitedProtocol(HttpToolsProtocol):
             if spent > turns.share:
                 self._take_turn(spent)
             return
-        self._tail = data[-3:] if self._in_head or self._in_body else b""
+        unfinished = self._in_head or self._in_body
+        self._tail = b"" if self._body_bytes or not unfinished else data[-3:]
         self._unread, self._at = b"", 0
         if self._waits:
             self._waits = False
@@ -175,7 +176,7 @@ class LimitedProtocol(HttpToolsProtocol):
         piece, in_body = data[at:stop], self._in_body
         if b"\t" in piece and not in_body:
             head, empty_line, body = piece.partition(_EMPTY_LINE)
-            piece = _TAB_AFTER_LENGTH.sub(rb"\1", head + empty_line) + body
+            piece = _LENGTH_WITH_TAB.sub(rb"\1\2", head + empty_line) + body
         self._progress = False
         self._read_bytes = stop - at + (self._read_bytes if self._in_head else 0)
         try:

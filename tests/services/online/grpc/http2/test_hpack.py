@@ -12,9 +12,9 @@ from services.online.grpc.http2 import hpack
 from services.online.grpc.http2.frames import BrokenError
 from services.online.grpc.http2.head import (
     HEADERS,
+    LENGTH,
     OK_TRAILERS,
     PER_CALL,
-    LENGTH,
     VARYING,
     CallHead,
     Fields,
@@ -108,7 +108,9 @@ OWN = st.tuples(st.sampled_from(sorted(VARYING - {LENGTH})), VALUES, st.booleans
 SIZED = st.tuples(st.just(LENGTH), st.integers(0, 10**9).map(b"%d".__mod__), st.booleans())
 REST = st.lists(st.sampled_from([(b"te", b"trailers"), (b"a", b"x"), (b"a", b"y" * 9)]), max_size=2)
 CALL = st.tuples(
-    st.tuples(st.lists(OWN, max_size=3), st.lists(SIZED, max_size=1)).map(lambda own: sum(own, [])),
+    st.tuples(st.lists(OWN, max_size=3), st.lists(SIZED, max_size=1)).map(
+        lambda own: own[0] + own[1]
+    ),
     REST,
     st.booleans(),
     st.sampled_from([None, 0, 4096]),

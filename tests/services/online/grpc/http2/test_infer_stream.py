@@ -24,8 +24,8 @@ from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
 from services.online.server.seam import gated
-from services.protocol.priority import Priority
 from services.online.turns import turns_of
+from services.protocol.priority import Priority
 from tests.services.online.grpc.http2.conftest import Fields, Raw, Serve
 from tests.services.online.grpc.http2.test_connection import counted
 from tests.services.online.http.connection.conftest import Reply, read_reply

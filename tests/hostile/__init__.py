@@ -1,0 +1,1 @@
+"""What 30 hostile connections cost one honest client: `make hostile`."""
