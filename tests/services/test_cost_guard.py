@@ -293,8 +293,8 @@ def calls_of(kind: str, count: int, *, proxied: bool = False, parts: Sequence[st
     ("kind", "count", "bound"),
     [
         # Of them the share of a tick costs 5, and HTTP's rules for values and lengths up to 8.
-        *[("binary", 1, 221), ("binary", 64, 113)],
-        *[("text", 1, 223), ("text", 64, 115)],
+        *[("binary", 1, 221), ("binary", 64, 114)],
+        *[("text", 1, 223), ("text", 64, 116)],
         *[("grpc", 1, 218), ("grpc", 64, 106), ("grpc proxied", 64, 106)],
         *[("http2 binary", 64, 153), ("http2 text", 64, 154)],
     ],

@@ -39,7 +39,9 @@ def wire(*frames: Frame) -> bytes:
 
 def call(stream: int = 1, fields: Fields | None = None, *, end: bool = False) -> HeadersFrame:
     frame = HeadersFrame(stream, Encoder().encode(head() if fields is None else fields))
-    frame.flags |= {"END_HEADERS", "END_STREAM"} if end else {"END_HEADERS"}
+    frame.flags.add("END_HEADERS")
+    if end:
+        frame.flags.add("END_STREAM")
     return frame
 
 

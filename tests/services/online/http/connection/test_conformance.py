@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_pipelining__client_reads_no_answer__server_stops_reading(
     bench.run(use)
 
 
-async def connections(server: Listening) -> list[object]:
+async def connections(server: Listening) -> list[Any]:
     while not server.state.connections:  # noqa: ASYNC110 - the server accepts it in a tick
         await asyncio.sleep(0)
     return list(server.state.connections)
