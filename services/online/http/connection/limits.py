@@ -169,7 +169,8 @@ class LimitedProtocol(HttpToolsProtocol):
             stop = end = min(size, at + self._body_bytes)
             self._body_bytes -= stop - at
         else:
-            end = self._find_split_line(data) if self._tail else data.find(_EMPTY_LINE, at) + 4
+            start = at - 3 if at > 3 else 0  # more may have been received while this waited
+            end = self._find_split_line(data) if self._tail else data.find(_EMPTY_LINE, start) + 4
             # In most reads there is one request alone.
             alone = size - end <= _SMALL_BYTES and data.find(_EMPTY_LINE, end) < 0
             stop = size if alone or end < 4 else end

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
+from services.online.turns import turns_of
 from tests.services.online.http.connection.conftest import (
     BODY,
     INFER,
@@ -79,8 +81,11 @@ def test_request__by_section__has_the_status(
     bench.run(use)
 
 
+@pytest.mark.parametrize("share", [0.0, math.inf])
 @pytest.mark.parametrize("size", [1, 3, 7, 61, 1 << 20])
-def test_pipelining__reads_of_any_size__are_answered_one_by_one(bench: Bench, size: int) -> None:
+def test_pipelining__reads_of_any_size__are_answered_one_by_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, size: int, share: float
+) -> None:
     """The ends of heads, bodies and chunks fall on each place of a read."""
     chunked = f"POST {INFER} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunks = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
@@ -94,6 +99,7 @@ def test_pipelining__reads_of_any_size__are_answered_one_by_one(bench: Bench, si
     )
 
     async def use(server: Listening) -> None:
+        monkeypatch.setattr(turns_of(asyncio.get_running_loop()), "share", share)
         async with connected(server) as (reader, writer):
             for start in range(0, len(content), size):
                 writer.write(content[start : start + size])
