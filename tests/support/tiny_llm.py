@@ -27,6 +27,7 @@ from bundle.manifest import (
 from bundle.verify import VerifiedBundle, seal
 from registry.catalog import ModelFormat, SourceModel, artifacts_sha256
 from registry.hugging_face import SIGNATURE
+from services.generate.options import NO_TOKEN, PROMPT, TOKENS
 from services.runtime.golden import save_golden
 
 CONTEXT_LENGTH = 256
@@ -154,15 +155,19 @@ def make_llm_bundle(
     source: Path, root: Path, answers: Mapping[str, str], *, name: str
 ) -> VerifiedBundle:
     """Write and seal an fp32 bundle of the Hugging Face folder `source`, golden with `answers`."""
+    from tokenizers import Tokenizer
+
     from optimize.recipes.generation import build_engine_folder, read_generation
 
     (root / GENERATION_FOLDER).mkdir(parents=True)
     build_engine_folder(source, root / GENERATION_FOLDER, "fp32")
-    prompts, texts = (
-        np.array([text.encode() for text in side], dtype=object)
-        for side in (answers.keys(), answers.values())
-    )
-    save_golden(root / GOLDEN_NAME, {"prompt": prompts}, {"text": texts})
+    tokenizer: Any = Tokenizer.from_file(str(source / "tokenizer.json"))
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in answers.values()]
+    tokens = np.full((len(ids), max(map(len, ids))), NO_TOKEN)
+    for row, answer in zip(tokens, ids, strict=True):
+        row[: len(answer)] = answer
+    prompts = np.array([text.encode() for text in answers], dtype=object)
+    save_golden(root / GOLDEN_NAME, {PROMPT: prompts}, {TOKENS: tokens})
     (root / EVIDENCE_NAME).write_text('{"variants":[{"recipe":"gen-fp32"}]}')
     manifest = Manifest(
         schema_version=1,

@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
 from bundle.verify import VerifiedBundle
+from services.online.metrics.generation import GenerationMetrics
 from services.online.models.served_model import ServedModel
 from services.online.settings import ServerSettings
 from services.protocol.priority import Priority
@@ -65,6 +66,7 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
     async def main() -> None:
         host = ServedModel(bundle, settings, registry=registry)
         await host.start()
+        GenerationMetrics("tiny", registry, capacity=1)
         host.count("http", None)
         host.count("http", RuntimeError())
         host.count("grpc", TimeoutError())
