@@ -261,14 +261,13 @@ def encode_metadata(metadata: Iterable[Trailer]) -> Fields:
 
 
 def text_of(string: bytes) -> bytes:
-    """Return the text of a string of HPACK whose length is one byte; empty if it is malformed."""
+    """Return the text of a string of HPACK whose length is one byte; empty if it is no code."""
     if string[0] < 0x80:
         return string[1:]
     try:
-        text = decode_huffman(string[1:])
+        return decode_huffman(string[1:])
     except BrokenError:
         return b""
-    return b"" if _VALUE.fullmatch(text) is None else text
 
 
 def _value(name: bytes, value: bytes) -> Trailer:

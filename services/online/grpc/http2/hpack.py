@@ -27,7 +27,7 @@ from services.online.grpc.http2.head import (
     parse_head,
     text_of,
 )
-from services.online.grpc.http2.huffman import broken_block, decode_huffman
+from services.online.grpc.http2.huffman import broken_block, decode_huffman, is_plain
 
 # Announces an empty table that stays empty, RFC 7541 (6.3), whatever size the client allows.
 NO_TABLE = b"\x20"
@@ -45,10 +45,8 @@ _MAX_LAYOUTS = 8
 # passes 100.
 _FREE_FIELDS = 128
 _FIELD_COST = 0.125
-# A string that is Huffman-coded, which `text_of` checks, or a valid value, after its length.
-_OWN_VALUE = re.compile(
-    rb"(?s)[\x80-\xff].*|.(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?"
-).fullmatch
+# A valid value that is not Huffman-coded, after its length.
+_OWN_VALUE = re.compile(rb"(?s).(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?").fullmatch
 _make = tuple.__new__
 
 
@@ -239,9 +237,10 @@ class _Layout(NamedTuple):
             if at >= size or block[at] & 0x7F == 0x7F:
                 return None
             start, at = at, at + 1 + (block[at] & 0x7F)
-            if _OWN_VALUE(block, start, at) is None:
+            value = block[start:at]
+            if not (is_plain(value[1:]) if value[0] >= 0x80 else _OWN_VALUE(value)):
                 return None
-            found += ((name, block[start:at]),)
+            found += ((name, value),)
         return found if at <= size and block[at:] == self.rest else None
 
 

@@ -45,6 +45,20 @@ def decode_huffman(coded: bytes) -> bytes:
     return b"".join(text)
 
 
+def is_plain(coded: bytes) -> bool:
+    """Return whether the text has no line end, tab or NUL and no space at an end, undecoded.
+
+    Ten ones in a row are in the codes of those, and in few of others; the code of a space is
+    010100. A text for which this is False may be valid.
+    """
+    bits = int.from_bytes(coded)
+    bits //= (bits ^ bits + 1) + 1 >> 1  # without the ones at the end, which may be padding
+    ones = bits & bits >> 1
+    ones &= ones >> 2
+    ones &= ones >> 4
+    return not ones & ones >> 2 and bits & 0x3F != 0b010100 and coded[:1] not in b"PQRS"
+
+
 def broken_block() -> BrokenError:
     """Return the error of a header block that cannot be decoded."""
     return BrokenError(Reason.COMPRESSION_ERROR, "a header block is broken")

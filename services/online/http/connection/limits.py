@@ -79,11 +79,10 @@ class LimitedProtocol(HttpToolsProtocol):
     _leave_timer: asyncio.TimerHandle | None = None
     _leaving = False
     _ignores_upgrade = False
-    # What was received and is not parsed: from `_at` on. Reading is paused while it `_waits`.
+    # What was received; from `_at` on it is not parsed. The bytes before may have the start of an
+    # empty line. Reading is paused while it `_waits`.
     _unread = b""
     _at = 0
-    # The last bytes of the read before, in which the end of a head or body may have begun.
-    _tail = b""
     _waits = False
     # Whether `_proceed` is running, or will be called in this connection's turn.
     _proceeds = False
@@ -146,9 +145,9 @@ class LimitedProtocol(HttpToolsProtocol):
             if spent > turns.share:
                 self._take_turn(spent)
             return
-        unfinished = self._in_head or self._in_body
-        self._tail = b"" if self._body_bytes or not unfinished else data[-3:]
         self._unread, self._at = b"", 0
+        if (self._in_head or self._in_body) and not self._body_bytes:
+            self._unread, self._at = data[-3:], min(size, 3)
         if self._waits:
             self._waits = False
             if not flow.write_paused:
@@ -169,8 +168,7 @@ class LimitedProtocol(HttpToolsProtocol):
             stop = end = min(size, at + self._body_bytes)
             self._body_bytes -= stop - at
         else:
-            start = at - 3 if at > 3 else 0  # more may have been received while this waited
-            end = self._find_split_line(data) if self._tail else data.find(_EMPTY_LINE, start) + 4
+            end = data.find(_EMPTY_LINE, at - 3 if at > 3 else 0) + 4
             # In most reads there is one request alone.
             alone = size - end <= _SMALL_BYTES and data.find(_EMPTY_LINE, end) < 0
             stop = size if alone or end < 4 else end
@@ -191,12 +189,6 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self.timeout_keep_alive_task is None and not self.answering:
             self._arm_head()  # blank lines alone must not hold the connection either
         return stop
-
-    def _find_split_line(self, data: bytes) -> int:
-        """Return the end of the first empty line, which may have begun in the read before."""
-        tail, self._tail = self._tail, b""
-        split = (tail + data[:3]).find(_EMPTY_LINE)
-        return (data.find(_EMPTY_LINE) if split < 0 else split - len(tail)) + 4
 
     def _declared_bytes(self) -> int:
         """Return the body's declared length, or 0 for a body in chunks."""

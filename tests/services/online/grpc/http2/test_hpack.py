@@ -17,6 +17,7 @@ from services.online.grpc.http2.head import (
     PER_CALL,
     VARYING,
     CallHead,
+    MalformedError,
     Fields,
 )
 from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
@@ -143,6 +144,33 @@ def test_head_reader__calls_that_differ_in_their_own_headers__are_read_as_the_li
             assert len(found) == len(fields)
             dynamic = [(bytes(n), bytes(v)) for n, v in plain.header_table.dynamic_entries]
             assert list(reader._table) == dynamic
+
+
+@given(
+    st.binary(max_size=30),
+    st.sampled_from([b"\0", b"\r", b"\n", b" ", b"\t"]),
+    st.binary(max_size=30),
+    st.booleans(),
+)
+def test_head_reader__invalid_value_of_a_call_in_huffmans_code__is_malformed(
+    first: bytes, invalid: bytes, last: bytes, huffman: bool
+) -> None:
+    """Also where the rest of the block is cached."""
+    encoder, reader = Encoder(), HeadReader(1 << 16)
+    encoder.header_table_size = 0
+
+    def read(value: bytes) -> CallHead:
+        fields: list[Any] = [*head(), (b"x-request-id", value, True)]
+        return reader.read(encoder.encode(fields, huffman=huffman))
+
+    for _ in range(3):
+        read(b"0af7651916cd43dd8448eb211c80319c")
+    values = [invalid + last, first + invalid]
+    if invalid not in b" \t":
+        values.append(first + invalid + last)
+    for value in values:
+        with pytest.raises(MalformedError):
+            read(value)
 
 
 def test_head_reader__calls_of_a_client_without_a_table__decode_their_shared_headers_once(

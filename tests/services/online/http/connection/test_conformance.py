@@ -111,6 +111,27 @@ def test_pipelining__reads_of_any_size__are_answered_one_by_one(
     bench.run(use)
 
 
+@pytest.mark.parametrize("middle", [0, 1, 2])
+def test_pipelining__end_falls_on_any_place_of_a_read__next_request_waits(
+    bench: Bench, middle: int
+) -> None:
+    """The first read ends anywhere, the second has `middle` bytes, the third has whole requests."""
+    content = GET + GET + request(headers=CLOSE)
+
+    async def use(server: Listening) -> None:
+        for cut in range(1, len(GET) + 1):
+            async with connected(server) as (reader, _):
+                (protocol,) = await connections(server)
+                for piece in (content[:cut], content[cut : cut + middle], content[cut + middle :]):
+                    protocol.data_received(piece)
+                assert [(await read_reply(reader)).status for _ in range(3)] == [200] * 3, cut
+                assert await reader.read() == b""
+            while server.state.connections:  # noqa: ASYNC110 - the server ends it in a tick
+                await asyncio.sleep(0)
+
+    bench.run(use)
+
+
 @pytest.mark.parametrize("content", [GET, request("/v2/models/nope/infer", b"{}")])
 def test_pipelining__client_reads_no_answer__server_stops_reading(
     bench: Bench, content: bytes
