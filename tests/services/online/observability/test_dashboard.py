@@ -66,7 +66,6 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
     async def main() -> None:
         host = ServedModel(bundle, settings, registry=registry)
         await host.start()
-        GenerationMetrics("tiny", registry, capacity=1)
         host.count("http", None)
         host.count("http", RuntimeError())
         host.count("grpc", TimeoutError())
@@ -81,6 +80,24 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
     batch = CommittedBatch(2, 2, 1, 1, stages={"score": 0.1}, reasons={"invalid_input": 1})
     stream = StreamMetrics("tiny", registry)
     stream.on_event(StreamEvent(StreamPhase.COMMITTED, StreamTotals(1, 1), 1.0, {"0": 1}, batch))
+    return _labels(registry)
+
+
+@pytest.fixture
+def generation() -> dict[str, set[str]]:
+    """The labels of every sample of a language model."""
+    registry = CollectorRegistry()
+
+    async def main() -> None:
+        metrics = GenerationMetrics("tiny", registry, capacity=1)
+        metrics.first_token(0.1, 1)
+        metrics.publish()
+
+    asyncio.run(main())
+    return _labels(registry)
+
+
+def _labels(registry: CollectorRegistry) -> dict[str, set[str]]:
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 
@@ -91,7 +108,10 @@ def _refusal() -> Exception:
     return MlctlError(ErrorCode.INVALID_INPUT, "wrong")
 
 
-def test_dashboard__each_metric_and_label__exists(exported: dict[str, set[str]]) -> None:
+def test_dashboard__each_metric_and_label__exists(
+    exported: dict[str, set[str]], generation: dict[str, set[str]]
+) -> None:
+    exported |= generation
     used = {name for text in expressions() for name in METRIC.findall(text)}
     assert len(used) > 15
     assert used <= set(exported)
