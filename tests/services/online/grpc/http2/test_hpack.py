@@ -17,8 +17,8 @@ from services.online.grpc.http2.head import (
     PER_CALL,
     VARYING,
     CallHead,
-    MalformedError,
     Fields,
+    MalformedError,
 )
 from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
 from services.online.http.fields import fields_of
