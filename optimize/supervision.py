@@ -150,8 +150,8 @@ def _crash_error(stage: Stage | None, reason: str) -> MlctlError:
         return MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
             f"the source model cannot be exported and run: {reason}",
-            "ONNX Runtime, or the library that exports the model, crashes on its graph. Export it "
-            "anew with another opset, or check the values given with --constant.",
+            "ONNX Runtime, or the library that exports the model, crashes on its graph. Export it again "
+            "with another opset, or check the values given with --constant.",
         )
     return MlctlError(
         ErrorCode.INTERNAL,
