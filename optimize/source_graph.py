@@ -22,13 +22,14 @@ from optimize.judge import Baseline, run_rows
 from optimize.prepare import Prepared
 from optimize.proofs.checks import check_finite, check_graph, check_parity, check_source
 from optimize.proofs.export import OPSET
-from optimize.proofs.given_rows import check_given_rows
+from optimize.proofs.given_rows import check_given_rows, graph_fails
 from optimize.proofs.independence import is_row_independent
 from optimize.proofs.probing import ProbeResult, probe_model
 from optimize.proofs.reference import load_reference
 from optimize.proofs.splits import SplitCheck, check_splits, near_splits
 from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
+from services.runtime.run_errors import RunError
 from services.runtime.session import open_session
 
 VERSION = 7
@@ -151,7 +152,10 @@ def _build(directory: Path, prepared: Prepared) -> None:
     batch = DEFAULT.batching(row_independent=independent).max_rows
     outputs = run_rows(reference.run, held_out, batch)
     check_finite(outputs)
-    answers = run_rows(session.run, held_out, batch)
+    try:
+        answers = run_rows(session.run, held_out, batch)
+    except RunError as error:
+        raise graph_fails(error) from error
     near = near_splits(graph, held_out.inputs) if source.format.is_estimator else None
     check_given_rows(held_out.inputs, outputs, answers, near)
     probes = ProbeResult()

@@ -150,7 +150,7 @@ def _crash_error(stage: Stage | None, reason: str) -> MlctlError:
         return MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
             f"the source model cannot be exported and run: {reason}",
-            "ONNX Runtime, or the library that exports the model, crashes on its graph. Export it again "
+            "ONNX Runtime, or the library that exports the model, crashes on its graph. Export it "
             "with another opset, or check the values given with --constant.",
         )
     return MlctlError(

@@ -7,8 +7,20 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from optimize.data import Tensors
 from optimize.proofs.differences import describe_difference, differing_rows
+from registry.quiet import first_line
+from services.runtime.run_errors import RunError
 
 _SHOWN = 5
+
+
+def graph_fails(error: RunError) -> MlctlError:
+    """Return EXPORT_FAILED for a graph that fails on rows that its source model takes."""
+    return MlctlError(
+        ErrorCode.EXPORT_FAILED,
+        f"the graph does not run on rows of the data that the model takes: {first_line(error)}",
+        "The converter of a step is at fault. Replace that step, or do its work before the model "
+        "is called.",
+    )
 
 
 def check_given_rows(

@@ -7,7 +7,8 @@ import pytest
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize.proofs.differences import differing_rows
-from optimize.proofs.given_rows import check_given_rows
+from optimize.proofs.given_rows import check_given_rows, graph_fails
+from services.runtime.run_errors import RunError
 
 SCORES = np.array([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]])
 
@@ -50,6 +51,12 @@ def test_differing_rows__labels__are_equal_but_where_scores_tie() -> None:
     assert differing_rows(expected, found)["label"].tolist() == [True, False, False]
     text = np.array([b"a", b"b"], object)
     assert rows(text, np.array([b"a", b"c"], object)) == [False, True]
+
+
+def test_graph_fails__error_of_the_runtime__is_an_export_that_failed() -> None:
+    error = graph_fails(RunError("Out of range value in index tensor"))
+    assert error.code is ErrorCode.EXPORT_FAILED
+    assert error.message.endswith("that the model takes: Out of range value in index tensor")
 
 
 def test_check_given_rows__differences__names_output_rows_answers_and_the_gap() -> None:
