@@ -77,7 +77,8 @@ class Scorer:
         self._inputs = {spec.name: spec for spec in manifest.signature.inputs}
         constraints = manifest.input_constraints or InputConstraints()
         self._equal_lengths = constraints.equal_lengths
-        self._values = ValueChecks(constraints)
+        # Most models have none: then a request pays for no call.
+        self._values = ValueChecks(constraints) or None
         self._model_outputs = manifest.model_signature.outputs
 
     @classmethod
@@ -141,7 +142,7 @@ class Scorer:
         exclude are INVALID_INPUT with the reason. They are checked here because one check of a
         whole batch is cheaper than one per request.
         """
-        if self._values:
+        if self._values is not None:
             self._values.check(inputs)
         if self._transform is None:
             return self._infer(inputs)
@@ -196,7 +197,7 @@ class Scorer:
         Only for a transform that `yields`. With `whole` there is one piece at the end, which is the
         result of `run`. Closing the generator cancels the remaining steps. Raises what `run` does.
         """
-        if self._values:
+        if self._values is not None:
             self._values.check(inputs)
         assert self._transform is not None
         with self._translate_errors():
