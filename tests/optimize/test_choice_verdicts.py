@@ -91,6 +91,12 @@ def test_choose__baseline_wins__is_not_compared_with_itself() -> None:
     assert reason == "chosen: the smallest that passes"
 
 
+def test_choose__smallest_is_clearly_faster__has_no_remark() -> None:
+    variants = [variant("fp32", size=100), variant("fp16", ms=0.5, size=10)]
+    reason = choose(variants, Goals(prefer=Prefer.SIZE))[1].reason
+    assert reason == "chosen: the smallest that passes"
+
+
 @pytest.mark.parametrize("untimed", ["fp32", "fp16"])
 def test_choose__one_variant_has_no_latency__reason_compares_no_times(untimed: str) -> None:
     variants = [
