@@ -68,7 +68,7 @@ def served(port: int) -> str:
     answer = httpx.post(
         f"http://127.0.0.1:{port}/v2/models/tiny/infer", content=b"{}", trust_env=False
     )
-    return str(answer.json()["model_version"])[:2]
+    return str(answer.raise_for_status().json()["model_version"])[:2]
 
 
 def run(name: str, tag: str, spec: RolloutSpec | None = None) -> list[JournalEvent]:
