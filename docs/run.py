@@ -112,7 +112,7 @@ def unexplained_blocks(page: str, *, runs: bool) -> list[str]:
 
 def script(blocks: list[CommandBlock], port: int) -> str:
     """Return one bash script that stops at the first unexpected exit code."""
-    lines = ["set -eux"]
+    lines = ["PS4='+ ${SECONDS} s: '", "set -eux"]
     for block in blocks:
         text = block.text.replace(_PORT, str(port))
         if block.exit_code:
@@ -159,6 +159,7 @@ def running(commands: str, folder: Path, log: Path) -> Iterator[subprocess.Popen
                 )
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def run_page(name: str, folder: Path, timeout: float = 900.0) -> str | None:
@@ -175,9 +176,10 @@ def run_page(name: str, folder: Path, timeout: float = 900.0) -> str | None:
     elif name != "docs/tutorial.md":
         commands = with_small_bundle(commands, folder)
     log = folder / "output.log"
-    with running(commands, folder, log) as process:
-        exit_code = process.wait(timeout)
-    return None if exit_code == 0 else log.read_text(errors="replace")[-6000:]
+    ended = f"its commands did not end in {timeout:.0f} s"
+    with running(commands, folder, log) as process, contextlib.suppress(subprocess.TimeoutExpired):
+        ended = f"exit code {process.wait(timeout)}"
+    return None if process.returncode == 0 else f"{log.read_text(errors='replace')[-6000:]}\n{ended}"
 
 
 def with_small_bundle(commands: str, folder: Path) -> str:

@@ -96,9 +96,10 @@ def test_optimize__killed_at_any_point__resumes_with_the_same_digest(
         again, resumed = run(home, monkeypatch)
         assert again == digest
         assert not list(home.glob("cache/optimize/.scratch-*"))
-        ended = {event.recipe or event.stage: event.status for event in resumed}
+        ended = {(event.stage, event.recipe): event.status for event in resumed}
         if point > 3:
-            assert ended[Stage.EXPORT] is StepStatus.CACHED
+            assert ended[Stage.EXPORT, None] is StepStatus.CACHED
         if events[point - 1] is searched[-2]:
-            assert (ended["fp32"], ended["fp16"]) == (StepStatus.CACHED, StepStatus.CACHED)
+            assert ended[Stage.VARIANT, "fp32"] is StepStatus.CACHED
+            assert ended[Stage.VARIANT, "fp16"] is StepStatus.CACHED
             assert sum(event.status is StepStatus.WORKING for event in resumed) < len(searched)
