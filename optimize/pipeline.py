@@ -40,7 +40,8 @@ from registry.catalog import Catalog, PublishedModel, SourceModel
 class OptimizeResult:
     """Every variant with its verdict, the sealed bundle, and the registered version.
 
-    `report` is the self-contained page that was published with it.
+    `report` is the self-contained page that was published with it; `excluded` are sentences, one
+    for each kind of value that the published model rejects in a column.
     """
 
     source: SourceModel
@@ -51,6 +52,7 @@ class OptimizeResult:
     published: PublishedModel
     report: str
     conditions: Conditions
+    excluded: tuple[str, ...]
 
     @property
     def chosen(self) -> Judged:
@@ -127,6 +129,7 @@ def optimize(
         published,
         page,
         report.conditions,
+        report.excluded,
     )
 
 

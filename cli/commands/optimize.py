@@ -39,6 +39,8 @@ Examples:
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 _SHARE = click.FloatRange(0, 1)
+# Sentences about rejected values that are printed; a wide table can have hundreds.
+_MAX_EXCLUDED = 5
 _CHAMPION = "champion"
 
 
@@ -196,6 +198,10 @@ def optimize(output: CommandOutput, /, model: str, options: OptimizeCommand) -> 
     output.line(f"digest {result.digest}")
     if result.splits is not None:
         output.line(result.splits.sentence)
+    for sentence in result.excluded[:_MAX_EXCLUDED]:
+        output.line(sentence)
+    if len(result.excluded) > _MAX_EXCLUDED:
+        output.line(f"{len(result.excluded) - _MAX_EXCLUDED} more are in the report and --json.")
     output.note(f"Next: mlctl build {result.source.name} --version {published.version}")
 
 
@@ -325,6 +331,7 @@ def _document(result: OptimizeResult) -> dict[str, Any]:
         "source": result.source.uri,
         "source_score": result.source_score,
         "splits": None if result.splits is None else result.splits.model_dump(),
+        "excluded": list(result.excluded),
         "chosen": result.chosen.variant.recipe,
         "variants": _records(result.judged),
     }

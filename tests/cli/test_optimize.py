@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
+from sklearn.linear_model import Ridge
 
 from bundle.home import HOME_VARIABLE
+from bundle.tensors import Datatype
 from cli.main import cli
+from tests.support.estimators import skops_source
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 from tests.support.tiny_llm import tiny_llm_source, write_texts
@@ -88,6 +92,23 @@ def test_optimize__json__stdout_has_only_the_document(catalog: MemoryCatalog) ->
     assert found["digest"] == catalog.published[0].digest
     assert [each["recipe"] for each in found["variants"]] == ["fp32", "fp16"]
     assert found["source_score"] is None
+
+
+def test_optimize__values_that_its_source_rejects__are_told(
+    catalog: MemoryCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"x{index}" for index in range(6)]
+    rows = np.random.default_rng(0).standard_normal((64, len(names)))
+    model = Ridge().fit(pd.DataFrame(rows, columns=names), rows[:, 0])
+    source = skops_source(model, tmp_path, dict.fromkeys(names, Datatype.FP64))
+    found = MemoryCatalog([source])
+    monkeypatch.setattr("registry.mlflow_catalog.MlflowCatalog", lambda: found)
+    save_rows(tmp_path / "columns.npz", dict(zip(names, rows.T, strict=True)))
+    result = CliRunner().invoke(cli, ["optimize", source.name, "--data", "columns.npz"])
+    assert result.exit_code == 0, result.output
+    assert "x0: a missing value is rejected (" in result.stdout
+    assert result.stdout.count(" is rejected (") == 5
+    assert "7 more are in the report and --json." in result.stdout
 
 
 def test_optimize__no_variant_passes__exits_5_with_table_and_report(catalog: MemoryCatalog) -> None:
