@@ -32,7 +32,7 @@ from services.runtime.golden import load_golden, save_golden
 from services.runtime.run_errors import RunError
 from services.runtime.session import open_session
 
-VERSION = 7
+VERSION = 8
 _LIBRARIES = (
     *(
         "torch",

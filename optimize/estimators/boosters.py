@@ -95,13 +95,13 @@ def finish_lightgbm(model: Any, booster: Any, rows: str) -> None:
         """Return `value` with `new` where `found`, in the features of that kind."""
         features = [types.get(at) == kind for at in range(booster.num_feature())]
         here = node("And", found, constant(f"{kind}_features", [features]))
-        return node("Where", here, constant(f"{kind}_new", np.array([new], np.float32)), value)
+        return node("Where", here, constant(f"{kind}_new", np.array([new])), value)
 
     value = rows
     if "None" in types.values():
         value = replaced("None", value, node("IsNaN", value), 0.0)
     if "Zero" in types.values():
-        zero = constant("zero", np.array([_ZERO], np.float32))
+        zero = constant("zero", np.array([_ZERO]))
         value = replaced("Zero", value, node("LessOrEqual", node("Abs", value), zero), np.nan)
     for each in graph.node:
         each.input[:] = [value if name == rows else name for name in each.input]
@@ -113,8 +113,8 @@ def finish_lightgbm(model: Any, booster: Any, rows: str) -> None:
     graph.node.extend(nodes)
 
 
-# LightGBM takes numbers up to this size for zero.
-_ZERO = 1e-35
+# LightGBM takes numbers up to this size, which it writes as a float32, for zero.
+_ZERO = float(np.float32(1e-35))
 
 
 def _missing_types(booster: Any) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,8 @@ around it turn the signature's columns into these matrices, and its answers into
 outputs.
 
 Numbers are computed in float64, as scikit-learn does, wherever ONNX Runtime has kernels for it.
-Trees get float32: scikit-learn's own trees round their features to float32 as well.
+Trees get what their library compares: float64 in LightGBM and histogram gradient boosting, float32
+in scikit-learn's own trees and XGBoost, which round their features as well.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def convert(estimator: Estimator, path: Path, example: Tensors) -> None:
 
 def _forms(estimator: Estimator) -> list[_Form]:
     if estimator.source.format is not ModelFormat.SKLEARN:
-        return [_Form(double=False, last_in_float=False)]
+        double = estimator.source.format is ModelFormat.LIGHTGBM
+        return [_Form(double=double, last_in_float=False)]
     if type(final_step(estimator.model)).__module__.startswith(_FLOAT32_TREES):
         return [_Form(double=True, last_in_float=True), _Form(double=False, last_in_float=False)]
     return [
@@ -256,6 +258,9 @@ def _from_lightgbm(estimator: Estimator) -> Any:
     from onnxmltools.convert.common.data_types import FloatTensorType
     from onnxmltools.convert.main import convert_lightgbm
 
+    from optimize.estimators.converters import register_converters
+
+    register_converters()
     model = getattr(estimator.model, "booster", estimator.model)
     booster = sums_of_trees(getattr(model, "booster_", model))
     types = [(_MATRIX, FloatTensorType([None, int(booster.num_feature())]))]
@@ -307,7 +312,7 @@ def _wrap(estimator: Estimator, model: Any, form: _Form) -> Any:
     )
     versions = {each.domain: each.version for each in model.opset_import}
     # onnxmltools names the oldest version of its operators, which mean the same in this one.
-    versions[""] = _OPSET
+    versions |= {"": _OPSET, "ai.onnx.ml": _ML_OPSET}
     return helper.make_model(
         wrapped,
         opset_imports=[helper.make_opsetid(*item) for item in sorted(versions.items())],

@@ -29,6 +29,8 @@ _LONG_TEXT = 5000
 _NO_MIDDLE = 0.3819
 # Columns of a matrix [rows, features] that are probed at most: they are alike.
 _MAX_FEATURES = 32
+# Splits of a column that are probed at most.
+_MAX_SPLITS = 4
 
 # Characters whose lower case, or role between words, differs between libraries.
 ODD_CHARACTERS = (
@@ -61,6 +63,7 @@ class ProbeKind(StrEnum):
     LONG = "a long text"
     CHARACTER = "a text with an odd character"
     CATEGORY = "a known category"
+    SPLIT = "a number next to a split of a tree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,31 @@ def make_probes(
             for feature in np.unique(np.linspace(0, features - 1, _MAX_FEATURES).astype(int)):
                 values = np.concatenate([each[spec.name][:, feature] for each in seen])
                 found += _column(spec, values, values[:0], int(feature), table=table)
+    return found
+
+
+def split_probes(
+    specs: Sequence[TensorSpec], splits: Mapping[tuple[str, int | None], np.ndarray]
+) -> list[Probe]:
+    """Return a probe at some `splits` of float columns, and at the numbers next to each.
+
+    Next in the type that the trees compare, or in the column's if that holds fewer numbers.
+    """
+    types = {
+        spec.name: np.dtype(spec.dtype.numpy_name)
+        for spec in specs
+        if spec.dtype in (Datatype.FP32, Datatype.FP64)
+    }
+    found = []
+    for (name, feature), thresholds in splits.items():
+        if name not in types:
+            continue
+        dtype = min(types[name], thresholds.dtype, key=lambda each: each.itemsize)
+        picked = np.linspace(0, len(thresholds) - 1, _MAX_SPLITS).astype(int)
+        at = thresholds[np.unique(picked)].astype(dtype)
+        beside = [np.nextafter(at, dtype.type(side)) for side in (-np.inf, np.inf)]
+        values = np.unique(np.concatenate([at, *beside]))
+        found += [Probe(name, ProbeKind.SPLIT, value, feature) for value in values]
     return found
 
 
@@ -242,7 +270,7 @@ def combine(exclusions: Sequence[Exclusion]) -> Excluded:
 
     inexpressible = [
         each
-        for kind in (ProbeKind.EXTREME, ProbeKind.LONG)
+        for kind in (ProbeKind.EXTREME, ProbeKind.LONG, ProbeKind.SPLIT)
         for name, each in columns[kind].items()
         if name not in categorical
     ]

@@ -22,9 +22,10 @@ from optimize.proofs.probes import (
     category_probes,
     combine,
     make_probes,
+    split_probes,
 )
 from optimize.proofs.reference import Reference
-from optimize.proofs.splits import near_splits
+from optimize.proofs.splits import near_splits, split_values
 from optimize.recipes.graphs import graphs
 from registry.quiet import first_line
 from services.runtime.run_errors import RunError
@@ -150,6 +151,8 @@ def probe_model(
     seen = [held_out.inputs, calibration.inputs]
     base = base_rows(held_out)
     probes = make_probes(signature.inputs, base, seen, table=table)
+    if table:
+        probes += split_probes(signature.inputs, split_values(graph, held_out.inputs))
     if not probes:
         return ProbeResult()
     prober = Prober(reference, session, graph, base, batched=independent)

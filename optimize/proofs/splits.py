@@ -1,7 +1,9 @@
-"""Count rows next to a split of a tree, where a rounding difference changes the answer completely.
+"""Find rows next to a split of a tree, where a rounding difference changes the answer completely.
 
 Some libraries compare features with thresholds in float64 and their graphs in float32, so a value
-within one float32 step of a threshold can take another branch.
+within one float32 step of a threshold can take another branch. That excuses values that float32
+does not hold and values that the graph computes, but not a float32 number that it compares as it
+was given.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from pydantic import BaseModel, ConfigDict
 from bundle.manifest import MODEL_NAME
 from optimize.data import Tensors
 from services.runtime.session import open_session
+
+# An input, and a feature of its matrix; None for an input of one value per row.
+Column = tuple[str, int | None]
 
 # Relative to the largest value of an output: float32 arithmetic explains less.
 _NEAR = 1e-5
@@ -35,8 +40,8 @@ class SplitCheck(BaseModel):
     def sentence(self) -> str:
         """Return the numbers for a report."""
         return (
-            f"{self.near:,} of {self.rows:,} rows have a value within one float32 step of a "
-            f"split of a tree; {self.differ:,} answers differ from the source model's."
+            f"{self.near:,} of {self.rows:,} rows have a value that rounding can put on the other "
+            f"side of a split of a tree; {self.differ:,} answers differ from the source model's."
         )
 
 
@@ -51,13 +56,43 @@ def check_splits(near: np.ndarray | None, expected: Tensors, found: Tensors) -> 
 
 
 def near_splits(graph: Path, inputs: Tensors) -> np.ndarray | None:
-    """Return which rows are within one float32 step of a split, bool [rows]; None without trees."""
+    """Return which rows may be on another side of a split, bool [rows]; None without trees.
+
+    These rows have a value within one float32 step of a threshold that rounding may have changed.
+    """
+    near = np.zeros(len(next(iter(inputs.values()))), bool)
+    given = dict(_given(inputs))
+    found = False
+    for column, thresholds in _compared(graph, inputs):
+        found = True
+        name = given.get(_in_float32(column))
+        if name is None:
+            exact = np.zeros(len(column), bool)
+        else:
+            exact = _compared_exactly(_values(inputs, name), column, thresholds)
+        near |= _next_to(column, thresholds) & ~exact
+    return near if found else None
+
+
+def split_values(graph: Path, inputs: Tensors) -> dict[Column, np.ndarray]:
+    """Return the thresholds of each column of `inputs` that trees compare as it was given."""
+    given = dict(_given(inputs))
+    found: dict[Column, np.ndarray] = {}
+    for column, thresholds in _compared(graph, inputs):
+        name = given.get(_in_float32(column))
+        if name is not None:
+            found[name] = np.union1d(found.get(name, thresholds), thresholds)
+    return found
+
+
+def _compared(graph: Path, inputs: Tensors) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield each feature that trees of the graph compare, [rows], with its thresholds."""
     import onnx
 
     model = onnx.load(str(graph))
     trees = [node for node in model.graph.node if node.op_type.startswith("TreeEnsemble")]
     if not trees:
-        return None
+        return
     outputs = {value.name for value in model.graph.output}
     features = {node.input[0] for node in trees}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in features - outputs)
@@ -65,11 +100,38 @@ def near_splits(graph: Path, inputs: Tensors) -> np.ndarray | None:
         path = Path(folder, MODEL_NAME)
         onnx.save_model(model, str(path))
         found = open_session(path).run(inputs)
-    near = np.zeros(len(next(iter(inputs.values()))), bool)
     for node in trees:
         for feature, thresholds in _thresholds(node):
-            near |= _next_to(found[node.input[0]][:, feature], thresholds)
-    return near
+            yield found[node.input[0]][:, feature], thresholds
+
+
+def _given(inputs: Tensors) -> Iterator[tuple[bytes, Column]]:
+    """Yield the numbers of each column in float32, and the column."""
+    for name, array in inputs.items():
+        if array.dtype.kind in "fiub" and array.ndim <= 2:
+            alone = array.ndim == 1 or array.shape[1] == 1
+            for column in ((name, at) for at in ((None,) if alone else range(array.shape[1]))):
+                yield _in_float32(_values(inputs, column)), column
+
+
+def _values(inputs: Tensors, column: Column) -> np.ndarray:
+    name, feature = column
+    array = inputs[name]
+    return array.reshape(len(array)) if feature is None else array[:, feature]
+
+
+def _in_float32(values: np.ndarray) -> bytes:
+    """Return the numbers as bytes; equal ones for NaN of any kind, and for 0 of either sign."""
+    found = values.astype(np.float32) + np.float32(0)
+    return np.where(np.isnan(found), np.float32(np.nan), found).tobytes()
+
+
+def _compared_exactly(given: np.ndarray, column: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """Return which numbers of an input are compared without rounding, [rows]."""
+    exact = column == given
+    if thresholds.dtype == np.float32:
+        exact &= given.astype(np.float32) == given
+    return np.asarray(exact)
 
 
 def _thresholds(node: Any) -> Iterator[tuple[int, np.ndarray]]:

@@ -94,8 +94,9 @@ def test_optimize__json__stdout_has_only_the_document(catalog: MemoryCatalog) ->
     assert found["source_score"] is None
 
 
+@pytest.mark.usefixtures("catalog")
 def test_optimize__values_that_its_source_rejects__are_told(
-    catalog: MemoryCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"x{index}" for index in range(6)]
     rows = np.random.default_rng(0).standard_normal((64, len(names)))

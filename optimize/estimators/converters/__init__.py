@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from optimize.estimators.converters.classifiers import register_classifiers
 from optimize.estimators.converters.composite import register_composites
+from optimize.estimators.converters.double_trees import register_double_trees
 from optimize.estimators.converters.functions import register_functions
 from optimize.estimators.converters.imputer import register_imputer
 from optimize.estimators.converters.isolation_forest import register_isolation_forest
@@ -15,10 +16,10 @@ __all__ = ["register_converters"]
 
 
 def register_converters() -> None:
-    """Register all of them with skl2onnx in this process; idempotent."""
+    """Register all of them in this process; idempotent."""
     for register in (
         *(register_imputer, register_isolation_forest, register_trees, register_text),
         *(register_functions, register_composites, register_classifiers),
-        register_selectors,
+        *(register_selectors, register_double_trees),
     ):
         register()

@@ -14,6 +14,7 @@ from optimize.proofs.probes import (
     category_probes,
     combine,
     make_probes,
+    split_probes,
 )
 
 AGE = TensorSpec(name="age", dtype=Datatype.FP64, shape=(DYNAMIC,))
@@ -88,6 +89,23 @@ def test_make_probes__matrix__has_each_feature_of_a_table_and_no_picture() -> No
     assert make_probes([MATRIX, IMAGE], BASE, [BASE], table=False) == []
 
 
+@pytest.mark.parametrize("dtype", [Datatype.FP32, Datatype.FP64])
+def test_split_probes__some_splits_of_float_columns__have_the_numbers_beside_them(
+    dtype: Datatype,
+) -> None:
+    specs = [TensorSpec(name="x", dtype=dtype, shape=(DYNAMIC, 2)), COUNT]
+    splits = {("x", 1): np.arange(1.0, 101.0), ("count", None): np.array([0.5])}
+    probes = split_probes(specs, splits)
+    assert {(each.column, each.feature, each.kind) for each in probes} == {
+        ("x", 1, ProbeKind.SPLIT)
+    }
+    values = [float(each.value) for each in probes]
+    assert len(values) == 12
+    step = float(np.finfo(dtype.numpy_name).eps)
+    assert values[:3] == [1 - step / 2, 1.0, 1 + step]
+    assert values[-2] == 100.0
+
+
 def test_category_probes__values_of_the_data_and_the_graph__are_each_asked_once() -> None:
     found = category_probes(CITY, [b"Rome", b"", b"Oslo"], [b"Oslo", b"Bern", 3])
     assert [probe.value for probe in found] == [b"Rome", b"Oslo", b"Bern"]
@@ -130,7 +148,7 @@ def test_combine__unseen_values_differ__known_categories_cover_the_rest_but_gaps
     assert found.present == ("a",)
 
 
-@pytest.mark.parametrize("kind", [ProbeKind.EXTREME, ProbeKind.LONG])
+@pytest.mark.parametrize("kind", [ProbeKind.EXTREME, ProbeKind.LONG, ProbeKind.SPLIT])
 def test_combine__values_of_the_data_itself_differ__cannot_be_excluded(kind: ProbeKind) -> None:
     assert combine([failed(kind)]).inexpressible == (failed(kind),)
 
