@@ -66,6 +66,7 @@ class ErrorCode(StrEnum):
     PACKAGE_INDEX_UNAVAILABLE = "package_index_unavailable"
     TOO_MANY_DEAD_LETTERS = "too_many_dead_letters"
     QUEUE_FULL = "queue_full"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     UNAVAILABLE = "unavailable"
     INTERRUPTED = "interrupted"
@@ -346,6 +347,11 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorSpec] = MappingProxyType(
             "The server's queue is full.",
             "Retry after the time in Retry-After.",
         ),
+        ErrorCode.RATE_LIMIT_EXCEEDED: ErrorSpec(
+            9, 429, "RESOURCE_EXHAUSTED",
+            "The client sends more requests per second than the server admits.",
+            "Retry after the time in Retry-After, and send requests more slowly.",
+        ),
         ErrorCode.DEADLINE_EXCEEDED: ErrorSpec(
             9, 504, "DEADLINE_EXCEEDED",
             "The answer was not ready before the request's deadline.",
@@ -369,8 +375,11 @@ class MlctlError(Exception):
     """An error with a code of the table, a message of one sentence, and a hint what to do.
 
     `message` must be safe for remote clients: no paths of the server and no library text, unless
-    only the operator can see the error.
+    only the operator can see the error. `retry_after` is the time in seconds after which a retry
+    is likely to succeed, where that is known.
     """
+
+    retry_after: float | None = None
 
     def __init__(self, code: ErrorCode, message: str, hint: str | None = None) -> None:
         super().__init__(message)

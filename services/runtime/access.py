@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.tokens import parse_tokens, read_tokens
+from bundle.tokens import ClientToken, parse_tokens, read_tokens
+from services.runtime.rate_limit import RateLimit
 
 # The maximum delay until a change of the file takes effect.
 _CHECK_SECONDS = 1.0
 _SCHEME = b"Bearer "
 _Stamp = tuple[int, int, int]
 logger = logging.getLogger("mlctl.access")
+
+
+class RateLimitError(MlctlError):
+    """RATE_LIMIT_EXCEEDED with the seconds until the client's next request is admitted."""
+
+    def __init__(self, client: str, rate: float, retry_after: float) -> None:
+        super().__init__(
+            ErrorCode.RATE_LIMIT_EXCEEDED,
+            f"client {client!r} sends more than {rate:g} requests per second",
+        )
+        self.retry_after = retry_after
 
 
 class Access:
@@ -31,7 +43,9 @@ class Access:
 
     Args:
         token: the one token.
-        file: a file with a token on each line.
+        file: a file with a token on each line, which may be named.
+        max_rps: requests per second of each client, whatever number of tokens it has; None for no
+            limit.
         clock: monotonic seconds.
     """
 
@@ -39,6 +53,7 @@ class Access:
         self,
         token: str | None = None,
         file: Path | None = None,
+        max_rps: float | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -49,43 +64,77 @@ class Access:
                 "Unset one.",
             )
         self.required = token is not None or file is not None
+        if max_rps is not None and not self.required:
+            raise MlctlError(
+                ErrorCode.INVALID_INPUT,
+                "MLCTL_MAX_CLIENT_RPS is set, but no tokens, by which clients are known",
+                "Set MLCTL_TOKEN_FILE, or unset it.",
+            )
         self._file = file
+        self._max_rps = max_rps
         self._clock = clock
         self._next_check = clock() + _CHECK_SECONDS
         self._stamp: _Stamp | None = None
-        self._digests: tuple[bytes, ...] = ()
+        # The hash of each token, and its client.
+        self._clients: tuple[tuple[bytes, str], ...] = ()
+        self._limits: dict[str, RateLimit] = {}
         if token is not None:
-            self._digests = _digests(parse_tokens(token, "MLCTL_TOKEN"))
+            self._use(parse_tokens(token, "MLCTL_TOKEN"))
         elif file is not None:
             self._stamp = _stamp(file)
-            self._digests = _digests(read_tokens(file))
+            self._use(read_tokens(file))
 
     def allows(self, authorization: bytes | None) -> bool:
         """Return whether a request with this Authorization header may be answered."""
+        return not self.required or self._find(authorization) is not None
+
+    def client_of(self, authorization: bytes | None) -> str:
+        """Return the name of the client that sends this Authorization header.
+
+        It is empty where no token is required. Raises UNAUTHENTICATED.
+        """
         if not self.required:
-            return True
+            return ""
+        client = self._find(authorization)
+        if client is None:
+            raise unauthenticated()
+        return client
+
+    def charge(self, client: str) -> None:
+        """Count a request of `client`; RATE_LIMIT_EXCEEDED beyond its limit."""
+        limit = self._limits.get(client)
+        if limit is not None and (wait := limit.take(self._clock())):
+            raise RateLimitError(client, limit.rate, wait)
+
+    def _find(self, authorization: bytes | None) -> str | None:
         if self._file is not None and self._clock() >= self._next_check:
             self._reload(self._file)
         if authorization is None:
-            return False
-        if self._has(authorization):
-            return True
+            return None
+        if (client := self._match(authorization)) is not None:
+            return client
         scheme = authorization[: len(_SCHEME)]
         if scheme == _SCHEME or scheme.lower() != _SCHEME.lower():
-            return False
-        return self._has(_SCHEME + authorization[len(_SCHEME) :])
+            return None
+        return self._match(_SCHEME + authorization[len(_SCHEME) :])
 
-    def require(self, authorization: bytes | None) -> None:
-        """Raise UNAUTHENTICATED unless `allows`."""
-        if self.required and not self.allows(authorization):
-            raise unauthenticated()
-
-    def _has(self, authorization: bytes) -> bool:
+    def _match(self, authorization: bytes) -> str | None:
         digest = sha256(authorization).digest()
-        found = False
-        for expected in self._digests:
-            found |= compare_digest(digest, expected)
+        found = None
+        for expected, client in self._clients:
+            if compare_digest(digest, expected):
+                found = client
         return found
+
+    def _use(self, tokens: Sequence[ClientToken]) -> None:
+        """Admit clients with these tokens alone; a client that stays keeps its limit as it is."""
+        self._clients = tuple(
+            (sha256(_SCHEME + token.encode()).digest(), client) for client, token in tokens
+        )
+        if (rate := self._max_rps) is not None:
+            self._limits = {
+                client: self._limits.get(client) or RateLimit(rate) for client, _ in tokens
+            }
 
     def _reload(self, file: Path) -> None:
         self._next_check = self._clock() + _CHECK_SECONDS
@@ -94,20 +143,16 @@ class Access:
             return
         self._stamp = stamp
         try:
-            self._digests = _digests(read_tokens(file))
+            self._use(read_tokens(file))
         except MlctlError as error:
             logger.error("the tokens stay as they were: %s", error.message)  # noqa: TRY400 - it says all
         else:
-            logger.info("the token file has changed: %d tokens", len(self._digests))
+            logger.info("the token file has changed: %d tokens", len(self._clients))
 
 
 def unauthenticated() -> MlctlError:
     """Return the error of a missing or wrong token; it is the same for both."""
     return MlctlError(ErrorCode.UNAUTHENTICATED, "the request shows no token that is valid here")
-
-
-def _digests(tokens: Iterable[str]) -> tuple[bytes, ...]:
-    return tuple(sha256(_SCHEME + token.encode()).digest() for token in tokens)
 
 
 def _stamp(file: Path) -> _Stamp | None:

@@ -8,12 +8,19 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.tokens import parse_tokens, read_tokens, token_of
 
 ONE, TWO = "one-token-of-many-letters", "two.token_of~many+letters/="
+THREE = "three-token-of-many-letters"
 
 
 def test_read_tokens__file__has_one_per_line(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"# the new one\n{ONE}\n\n  {TWO}  \r\n{ONE}\n")
-    assert read_tokens(path) == (ONE, TWO)
+    assert [*read_tokens(path)] == [("unnamed", ONE), ("unnamed", TWO)]
+
+
+def test_read_tokens__names__are_of_clients_that_may_have_several(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"shop: {ONE}\n{THREE}\n shop:{TWO}\r\nshop: {ONE}\n")
+    assert [*read_tokens(path)] == [("shop", ONE), ("unnamed", THREE), ("shop", TWO)]
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,14 @@ def test_read_tokens__file__has_one_per_line(tmp_path: Path) -> None:
         (f"{ONE} {TWO}", "line 1"),
         (f"{ONE}\x00", "line 1"),
         ("x" * 600, "line 1"),
+        (f"{ONE}\nshop {TWO}", "line 2"),
+        (f"the shop: {ONE}", "line 1"),
+        (f": {ONE}", "line 1"),
+        (f"shop: {ONE}: {TWO}", "line 1"),
+        ("shop:", "line 1"),
+        (f"{'n' * 65}: {ONE}", "line 1"),
+        (f"shop: {ONE}\n\nsearch: {ONE}", "line 3 of the file has a token that an earlier line"),
+        (f"{ONE}\nshop: {ONE}", "line 2"),
     ],
 )
 def test_token__invalid__is_rejected_and_not_shown(text: str, said: str) -> None:
@@ -49,5 +64,5 @@ def test_token_of__environment__token_or_the_first_of_its_file(tmp_path: Path) -
     path.write_text(f"{TWO}\n{ONE}\n")
     assert token_of({}) is None
     assert token_of({"MLCTL_TOKEN": ""}) is None
-    assert token_of({"MLCTL_TOKEN": ONE}) == ONE
+    assert token_of({"MLCTL_TOKEN": ONE}) == token_of({"MLCTL_TOKEN": f"shop: {ONE}"}) == ONE
     assert token_of({"MLCTL_TOKEN": "", "MLCTL_TOKEN_FILE": str(path)}) == TWO

@@ -123,6 +123,30 @@ def test_counts__errors_and_latencies__are_exact(both: Stage) -> None:
     both.replicas[GREEN][0].end()
 
 
+def test_counts__rejected_by_clients_limits__are_no_requests_and_no_errors(both: Stage) -> None:
+    both.replicas[GREEN][0].end()
+    both.staff(GREEN, 1, "?fail=0.3&limit=0.5")
+    both.share(0)
+    before = both.data_plane.read()
+    with TrafficClients(both.ports.listen) as clients:
+        clients.more(80)
+    limited = [answer for answer in clients.answers if answer == "429" or "per second" in answer]
+    assert len(limited) > 1  # over HTTP, and over gRPC
+    rejected = sum(clients.answers[answer] for answer in limited)
+    wrong = clients.failed - rejected
+    assert 0 < wrong < clients.failed
+
+    def counted() -> bool:
+        parts = difference(before, both.data_plane.read())
+        assert parts is not None
+        green = parts[GREEN]
+        assert green.client_errors == 0
+        return (green.requests, green.errors) == (clients.sent - rejected, wrong)
+
+    wait_until(counted)
+    both.replicas[GREEN][0].end()
+
+
 def test_promotion__old_slot_drained_and_stopped__costs_no_request(both: Stage) -> None:
     with TrafficClients(both.ports.listen) as clients:
         for blue in (99, 50, 0):

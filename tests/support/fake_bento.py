@@ -2,9 +2,8 @@
 
 It answers what the rollout asks of a Bento (/readyz, /v2/health/ready, /v2/models/NAME with
 its digest, infer), and infer requests and V2 gRPC's ModelInfer over HTTP/2 when MLCTL_GRPC_PORT is
-set, with the product's connections. Its behaviour is in
-the tag: `NAME:DIGEST12?delay=0.05&fail=0.3&full=0.1&slow=0.5&refuse=1&ready=never&trace=1` as URL
-query parameters.
+set, with the product's connections. Its behaviour is in the tag, as URL query parameters:
+`NAME:DIGEST12?delay=0.05&fail=0.3&full=0.1&limit=0.1&slow=0.5&refuse=1&ready=never&trace=1`.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ from services.online.grpc.http2.hpack import literal
 from services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
 from services.online.grpc.http2.messages import frame
 from services.online.grpc.http2.outbox import Parking
+from services.online.http.responses import error_response
+from services.runtime.access import RateLimitError
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -46,8 +47,9 @@ _GRPC = {
 class Behaviour:
     """How the server answers: `delay` seconds for a share `slow`, errors for a share `fail`.
 
-    A share `full` of the other requests gets 429, as from a language model with a full queue, and a
-    share `refuse` of the rest 404. While the file `fault` exists every request fails.
+    A share `limit` of the other requests is beyond their client's limit. A share `full` of the rest
+    gets 429, as from a language model with a full queue, and a share `refuse` of those left 404.
+    While the file `fault` exists every request fails.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Behaviour:
     slow: float = 1.0
     fail: float = 0.0
     full: float = 0.0
+    limit: float = 0.0
     refuse: float = 0.0
     ready: str = "yes"
     live: str = "yes"
@@ -74,6 +77,7 @@ class Behaviour:
             slow=float(options.get("slow", 1.0)),
             fail=float(options.get("fail", 0.0)),
             full=float(options.get("full", 0.0)),
+            limit=float(options.get("limit", 0.0)),
             refuse=float(options.get("refuse", 0.0)),
             ready=options.get("ready", "yes"),
             live=options.get("live", "yes"),
@@ -99,11 +103,13 @@ class Behaviour:
         return self.fault != "" and Path(self.fault).exists()
 
     async def act(self) -> int:
-        """Wait as told; the HTTP status of this request."""
+        """Wait as told; the HTTP status of this request. RATE_LIMIT_EXCEEDED beyond a limit."""
         if self.delay and random.random() < self.slow:
             await asyncio.sleep(self.delay)
         if random.random() < self.fail or self._is_faulty():
             return 500
+        if random.random() < self.limit:
+            raise RateLimitError("test", 1.0, 1.0)
         if random.random() < self.full:
             return 429
         return 404 if random.random() < self.refuse else 200
@@ -133,7 +139,10 @@ class FakeApp:
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """The status, the headers and the body of the response to a request."""
         self._behaviour.tell(headers)
-        status, body = await self._answer(path)
+        try:
+            status, body = await self._answer(path)
+        except RateLimitError as error:
+            return error_response(error)
         length = b"%d" % len(body)
         return status, [(b"content-type", b"application/json"), (b"content-length", length)], body
 

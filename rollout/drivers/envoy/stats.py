@@ -8,6 +8,9 @@ streaming answer is counted apart (`stream`), since its time is the length of a 
 fail, but it is not timed. A request whose client left before any answer is counted by the cluster
 that held it (`own`), because Envoy completes it nowhere. Copies of requests have clusters of their
 own (`shadow`); testers too, of which only the abandoned requests are read, in `own`.
+
+What a server rejects by a client's own limit says nothing of the model, and is no request here. Its
+header has Envoy count it apart, as it counts a canary's answers.
 """
 
 from __future__ import annotations
@@ -54,11 +57,14 @@ _LET_GO = (
     "upstream_rq_cancelled",
 )
 
+# See `services.online.security.public.THROTTLED`.
+_THROTTLED = "canary.upstream_rq_completed"
+
 # The statistics of one scrape.
 STATS_FILTER = (
     r"^cluster\.(blue|green)-((first|stream|shadow)-(http|infer|grpc)|http1|http2)\."
     r"(upstream_rq_(completed|5xx|4xx|429|active|tx_reset|cancelled|timeout)|"
-    rf"zone\.{PROXY_ZONE}\.(blue|green)\.upstream_rq_(time|completed|5xx|4xx|429)|"
+    rf"{re.escape(_THROTTLED)}|zone\.{PROXY_ZONE}\.(blue|green)\.upstream_rq_(time|completed|5xx|4xx|429)|"
     r"upstream_cx_destroy_local_with_active_rq|membership_healthy|("
     + "|".join(map(re.escape, _GRPC_PREFIXES))
     + ")[0-9]+)$"
@@ -117,10 +123,11 @@ def _totals(
         total = total.plus(Totals(within=nothing, abandoned=max(0, let_go - timeouts)))
         for name in names:
             prefix, own = f"cluster.{name}.", answered_by(name, slot)
+            throttled = values.get(prefix + _THROTTLED, 0)
             within = histograms.get(f"{own}upstream_rq_time", nothing)
             part = Totals(
-                requests=values.get(f"{prefix}upstream_rq_completed", 0),
-                errors=_failures(name, slot, values),
+                requests=max(0, values.get(f"{prefix}upstream_rq_completed", 0) - throttled),
+                errors=max(0, _failures(name, slot, values) - throttled),
                 timed=within[-1],
                 within=within,
                 client_errors=values.get(f"{own}upstream_rq_4xx", 0)

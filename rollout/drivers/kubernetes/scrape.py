@@ -18,6 +18,8 @@ _REQUESTS = "mlctl_requests_total"
 _SECONDS = "mlctl_request_seconds"
 _GOOD = "ok"
 _GONE = "gone"
+# What a client's own limit rejects says nothing of the model.
+_THROTTLED = ErrorCode.RATE_LIMIT_EXCEEDED.value
 # As at the proxies of this machine: 5xx and a full queue blame the server, the rest the caller.
 _FAILURES = frozenset(code.value for code, spec in ERROR_TABLE.items() if spec.http >= 500) | {
     ErrorCode.QUEUE_FULL.value
@@ -35,6 +37,8 @@ def read_totals(text: str) -> Totals:
             count = int(sample.value)
             if sample.name == _REQUESTS:
                 outcome = sample.labels.get("outcome", "")
+                if outcome == _THROTTLED:
+                    continue
                 gone += count * (outcome == _GONE)
                 answered += count * (outcome != _GONE)
                 known = outcome in ERROR_TABLE and outcome not in _FAILURES

@@ -58,6 +58,8 @@ class QueueFullError(MlctlError):
     too much.
     """
 
+    retry_after: float
+
     def __init__(
         self,
         rows: int,

@@ -64,6 +64,8 @@ class InferCall(Hold):
     _head: CallHead
     _arrived: int
     _parse_seconds = 0.0
+    # The name of the caller's token.
+    _client = ""
     # When the call arrived, by `perf_counter`; 0 without an observer.
     _started = 0.0
     _queued: Cancellable | None = None
@@ -87,7 +89,8 @@ class InferCall(Hold):
             self._started, self._head, self._arrived = start, head, arrived
         try:
             if handler.access.required:
-                handler.access.require(head.authorization)
+                self._client = handler.access.client_of(head.authorization)
+                handler.access.charge(self._client)
             self.grow(arrived)
             request = self._request = handler.messages.decode(message, self)
             if arrived > self.model.served.max_body_bytes:
@@ -119,11 +122,12 @@ class InferCall(Hold):
         served, parse = model.served, self._parse_seconds
         queue, infer = answer.queue_seconds, answer.infer_seconds
         serialize = perf_counter() - start
-        served.answered(GRPC, parse, queue, infer, serialize)
+        client = self._client
+        served.answered(GRPC, parse, queue, infer, serialize, client)
         if self._started:
             model.calls.answered(
                 self._head, self._arrived, self._started, request.inputs, answer,
-                parse, serialize, len(data),
+                parse, serialize, len(data), client,
             )  # fmt: skip
 
     def set_exception(self, error: BaseException, /) -> None:
@@ -162,9 +166,10 @@ class InferCall(Hold):
         self._connection.reject(self.stream, self._handler.rejection(error))
 
     def _report(self, error: BaseException) -> None:
-        self.model.served.count(GRPC, error)
+        client = self._client
+        self.model.served.count(GRPC, error, client)
         if self._started:
-            self.model.calls.ended(self._head, self._arrived, self._started, error)
+            self.model.calls.ended(self._head, self._arrived, self._started, error, client)
 
     def _complete(self) -> None:
         self._answered = True
@@ -218,7 +223,9 @@ class InferCalls:
 
         No object is made for it: in overload a rejection must cost less than an answer.
         """
-        if not self.access.allows(head.authorization):
+        try:
+            client = self.access.client_of(head.authorization)
+        except MlctlError:
             return False
         header = self.messages.known_header(data)
         if header is None:
@@ -228,9 +235,9 @@ class InferCalls:
         if full is None:
             self.rejecting = False
             return False
-        served.counted(GRPC, _QUEUE_FULL)
+        served.counted(GRPC, _QUEUE_FULL, client)
         if served.observer is not None and served.observer.active:
-            header.model.calls.ended(head, size, perf_counter(), full)
+            header.model.calls.ended(head, size, perf_counter(), full, client)
         connection.reject(stream, self.rejection(full))
         return True
 

@@ -50,15 +50,15 @@ class GrpcModels:
 
 
 class RequestContext:
-    """One infer request of `size` bytes, and the model that it counts for.
+    """One infer request of `client`, of `size` bytes, and the model that it counts for.
 
     That is the default model until the message has been read.
     """
 
-    __slots__ = ("head", "model", "size", "started")
+    __slots__ = ("client", "head", "model", "size", "started")
 
-    def __init__(self, models: GrpcModels, head: CallHead, size: int) -> None:
-        self.head, self.size, self.started = head, size, perf_counter()
+    def __init__(self, models: GrpcModels, head: CallHead, client: str, size: int) -> None:
+        self.head, self.client, self.size, self.started = head, client, size, perf_counter()
         self.model = models.default
 
     def of(self, model: GrpcModel) -> GrpcModel:
@@ -69,5 +69,5 @@ class RequestContext:
 
     def ended(self, failure: BaseException | None) -> None:
         """Count and report the end of a request that has no answer of its own."""
-        self.model.served.count(GRPC, failure)
-        self.model.calls.ended(self.head, self.size, self.started, failure)
+        self.model.served.count(GRPC, failure, self.client)
+        self.model.calls.ended(self.head, self.size, self.started, failure, self.client)

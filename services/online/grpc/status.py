@@ -18,7 +18,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.scheduler import QueueFullError
+from services.online.security.public import THROTTLED
 
 DETAILS = "grpc-status-details-bin"
 _DOMAIN = "mlctl"
@@ -46,13 +46,15 @@ def trailers(error: MlctlError) -> tuple[Trailer, ...]:
         delay = Duration(seconds=whole, nanos=rest * 1_000_000)
         details.append(_pack(RetryInfo(retry_delay=delay)))
         found.append(("retry-after", str(max(1, math.ceil(seconds)))))
+    if error.code is ErrorCode.RATE_LIMIT_EXCEEDED:
+        found.append(THROTTLED)
     number = grpc.StatusCode[error.spec.grpc].value[0]
     status = Status(code=number, message=_shortened(error), details=details)
     return (*found, (DETAILS, status.SerializeToString()))
 
 
 def _retry_seconds(error: MlctlError) -> float | None:
-    if isinstance(error, QueueFullError):
+    if error.retry_after is not None:
         return error.retry_after
     return _UNAVAILABLE_SECONDS if error.code is ErrorCode.UNAVAILABLE else None
 

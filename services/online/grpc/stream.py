@@ -48,9 +48,10 @@ class StreamInfer:
 
     async def _answer(self, message: bytes, call: GrpcCall) -> None:
         request = self._method.request()
-        context = RequestContext(self._models, call.head, len(message))
+        context = RequestContext(self._models, call.head, call.client, len(message))
         failure: BaseException | None = None
         try:
+            self._models.access.charge(call.client)
             with Hold(self._models.inflight) as hold:
                 hold.grow(len(message))
                 request.MergeFromString(message)

@@ -30,8 +30,9 @@ def infer_handler(
     """
 
     async def answer(message: bytes, call: GrpcCall) -> Any:
-        context = RequestContext(models, call.head, len(message))
+        context = RequestContext(models, call.head, call.client, len(message))
         try:
+            models.access.charge(call.client)
             with Hold(models.inflight) as hold:
                 hold.grow(len(message))
                 return await infer(message, context, call)
@@ -49,11 +50,12 @@ def infer_handler(
         start = perf_counter()
         made = encode(model, request, found)
         serialize = perf_counter() - start
-        served.answered(GRPC, parse, found.queue_seconds, found.infer_seconds, serialize)
+        queue, ran = found.queue_seconds, found.infer_seconds
+        served.answered(GRPC, parse, queue, ran, serialize, context.client)
         if served.observer is not None:
             model.calls.answered(
                 context.head, context.size, context.started, request.inputs, found,
-                parse, serialize, made.ByteSize(),
+                parse, serialize, made.ByteSize(), context.client,
             )  # fmt: skip
         return made
 

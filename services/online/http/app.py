@@ -74,7 +74,7 @@ class V2App:
                 async with aclosing(call.pieces(streamed.parts)) as parts_of_answer:
                     async for part in parts_of_answer:
                         await call.write(b"data: %b\n\n" % inference.encode_part(streamed, part))
-            end = b"event: end\ndata: %b\n\n" % inference.encode_end(streamed)
+            end = b"event: end\ndata: %b\n\n" % inference.encode_end(streamed, call.client)
             await call.write(end, more=False)
         inference.report(call.record)
 

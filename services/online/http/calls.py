@@ -28,6 +28,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 Piece = TypeVar("Piece")
+# The name of a request's client in its ASGI scope.
+CLIENT = "mlctl.client"
 # Proxies close a connection on which nothing came for half a minute or more.
 HEARTBEAT_SECONDS = 15.0
 # Peers on this machine, through which a proxy may speak for others.
@@ -46,7 +48,7 @@ class GoneError(Exception):
     """The client disconnected before it had its answer."""
 
 
-Reject = Callable[[BaseException, bytes, RequestRecord | None], Response]
+Reject = Callable[[BaseException, bytes, str, RequestRecord | None], Response]
 
 
 class CallHandler:
@@ -73,24 +75,30 @@ class CallHandler:
         self,
         error: BaseException,
         request_id: bytes,
+        client: str = "",
         record: RequestRecord | None = None,
         status: int | None = None,
     ) -> Response:
-        """Make and count the response to a failed request; an unexpected error shows no details.
+        """Make the response to a failed request, and count it as one of `client`.
 
+        An unexpected error shows no details.
         `status` is reported if it is not that of the error.
         """
         if not is_public(error):
             logger.error("request %s failed", request_id.decode(), exc_info=error)
             error = failed()
-        self._served.count(self._protocol, error)
+        self._served.count(self._protocol, error, client)
         self.report(record, error, status)
         return error_response(error, [(b"x-request-id", request_id)])
 
-    def disconnected(self, record: RequestRecord | None = None) -> None:
+    def charge(self, client: str) -> None:
+        """Count a request of `client` that has arrived; RATE_LIMIT_EXCEEDED beyond its limit."""
+        self._served.access.charge(client)
+
+    def disconnected(self, client: str = "", record: RequestRecord | None = None) -> None:
         """Count a request whose client disconnected."""
         error = asyncio.CancelledError()
-        self._served.count(self._protocol, error)
+        self._served.count(self._protocol, error, client)
         self.report(record, error)
 
     def report(
@@ -110,8 +118,9 @@ class CallHandler:
 class HttpCall:
     """One request, with the means to answer it; `record` is its observability record.
 
-    It arrived at the loop's time `arrived`. The head of a stream is sent with its first event, and
-    has `event_headers` besides. `error_event` is the form of an error in a stream.
+    `client` is the name of its token. It arrived at the loop's time `arrived`. The head of a stream
+    is sent with its first event, and has `event_headers` besides. `error_event` is the form of an
+    error in a stream.
     """
 
     error_event = b"event: error\ndata: %b\n\n"
@@ -120,6 +129,7 @@ class HttpCall:
         self.path: str = scope["path"]
         self.method: str = scope.get("method", "")
         self.headers = fields_of(scope["headers"])
+        self.client: str = scope.get(CLIENT, "")
         self._peer: tuple[str, int] | None = scope.get("client")
         self.request_id = b""
         self.record: RequestRecord | None = None
@@ -132,7 +142,7 @@ class HttpCall:
         self._last_sent = self.arrived
 
     @property
-    def client(self) -> str:
+    def address(self) -> str:
         """The address of the client, "" if it has none; behind the proxy of a deployment its own.
 
         The proxy, on this machine, appends it to X-Forwarded-For.
@@ -167,15 +177,19 @@ class HttpCall:
         """
         self.request_id = handler.request_id(self.headers)
         self.record = record = handler.observe(self.headers, self.request_id)
+        if record is not None:
+            record.client = self.client
         try:
+            handler.charge(self.client)
             await work()
         except GoneError:
-            handler.disconnected(record)
+            handler.disconnected(self.client, record)
         except asyncio.CancelledError:
-            handler.disconnected(record)
+            handler.disconnected(self.client, record)
             raise
         except Exception as error:  # noqa: BLE001 - it is logged and answered
-            await self.reject((reject or handler.reject)(error, self.request_id, record))
+            response = (reject or handler.reject)(error, self.request_id, self.client, record)
+            await self.reject(response)
 
     async def read(self, check_size: Callable[[int], None], hold: Hold, seconds: float) -> bytes:
         """Read the whole body; DEADLINE_EXCEEDED `seconds` after the request arrived.

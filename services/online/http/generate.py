@@ -212,14 +212,14 @@ class GenerateApp:
         handler = self._handlers.get(self._named(call.path), self._default)
 
         def reject_openai(
-            error: BaseException, request_id: bytes, record: RequestRecord | None
+            error: BaseException, request_id: bytes, client: str, record: RequestRecord | None
         ) -> Response:
             status, code = None, None
             if isinstance(error, QueueFullError):
                 status = _BUSY
             elif isinstance(error, ContextLengthError):
                 status, code = _INVALID, _TOO_LONG
-            response = handler.reject(error, request_id, record, status)
+            response = handler.reject(error, request_id, client, record, status)
             return _openai_error(response, status, getattr(error, "param", None), code)
 
         openai = call.path.startswith(_V1)
@@ -243,11 +243,11 @@ class GenerateApp:
             body = await call.read(handler.check_size, pending, handler.seconds)
             try:
                 async with asyncio.timeout_at(call.arrived + handler.seconds):
-                    answer = await read(body, call.client)
+                    answer = await read(body, call.address)
             except TimeoutError:
                 raise deadline_exceeded() from None
             await _send(answer, call)
-        answer.model.count(HTTP, None)
+        answer.model.count(HTTP, None, call.client)
         handler.report(call.record)
 
     def _named(self, path: str) -> str:

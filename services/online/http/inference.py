@@ -61,14 +61,15 @@ class PendingRequest(Hold):
     overrides the body's (None if they do not), the body's content coding, and `accept`, the header
     Accept-Encoding. An observer sees the request from `started` on, the time of `perf_counter` at
     which its `headers` arrived, or not at all if that is 0; its body has `bytes_in` bytes.
-    `request` is set when the body was decoded, which took `parse_seconds`. The request is its own
-    share of the memory budget.
+    `request` is set when the body was decoded, which took `parse_seconds`. `client` is the name of
+    the token. The request is its own share of the memory budget.
 
     Attributes that most requests leave as they are belong to the class: a request sets few.
     """
 
     request: InferRequest
     request_id = b""
+    client = ""
     headers: Mapping[bytes, bytes] = MappingProxyType({})
     started = 0.0
     bytes_in: int | None = None
@@ -197,7 +198,7 @@ class InferExchange(PendingRequest):
         self._complete()
         if queued is not None:
             queued.cancel()
-        self.handler.disconnected(self.handler.record_of(self))
+        self.handler.disconnected(self.client, self.handler.record_of(self))
 
     def set_result(self, answer: Answer, /) -> None:
         if self.response_complete:
@@ -217,7 +218,7 @@ class InferExchange(PendingRequest):
         if self.response_complete:
             return
         record = self.handler.record_of(self)
-        response = self.handler.reject(error, self.request_id, record)
+        response = self.handler.reject(error, self.request_id, self.client, record)
         self._complete()
         self.send_error(response)
 
@@ -285,20 +286,22 @@ class InferHandler(CallHandler):
         record = self.observe(pending.headers, pending.request_id) if pending.started else None
         if record is not None:
             record.started, record.bytes_in = pending.started, pending.bytes_in
+            record.client = pending.client
         return record
 
     def begin(self, pending: PendingRequest, headers: Mapping[bytes, bytes]) -> None:
-        """Give the request its id, and check its headers.
+        """Give the request its id and its client, and check its headers.
 
-        Raises UNAUTHENTICATED if the server requires a token and the headers have none, and what
-        `read_headers` raises.
+        Raises UNAUTHENTICATED if the server requires a token and the headers have none,
+        RATE_LIMIT_EXCEEDED, and what `read_headers` raises.
         """
         pending.request_id = self._ids.of(headers.get(b"x-request-id"))
         observer, access = self._served.observer, self._served.access
         if observer is not None and observer.active:
             pending.started = perf_counter()
         if access.required:
-            access.require(headers.get(b"authorization"))
+            pending.client = access.client_of(headers.get(b"authorization"))
+            access.charge(pending.client)
         self.read_headers(pending, headers)
 
     def read_headers(self, pending: PendingRequest, headers: Mapping[bytes, bytes]) -> None:
@@ -371,9 +374,9 @@ class InferHandler(CallHandler):
         """Encode one part of a streamed answer as one line of JSON."""
         return self._codec.encode(streamed.request, part.outputs)[0]
 
-    def encode_end(self, streamed: StreamedAnswer) -> bytes:
-        """Encode the response that ends a streamed answer, and count the request."""
-        self._served.count(HTTP, None)
+    def encode_end(self, streamed: StreamedAnswer, client: str) -> bytes:
+        """Encode the response that ends a streamed answer, and count the request of `client`."""
+        self._served.count(HTTP, None, client)
         return self._codec.encode_final(streamed.request)
 
     def respond(self, pending: PendingRequest, answer: Answer) -> Any:
@@ -395,18 +398,19 @@ class InferHandler(CallHandler):
         response = pending.render(self._times_text, body, header_length, packing)
         ended = perf_counter()
         served, serialize = self._served, ended - start
-        served.answered(HTTP, pending.parse_seconds, queue, infer, serialize)
+        client = pending.client
+        served.answered(HTTP, pending.parse_seconds, queue, infer, serialize, client)
         observer, started, bytes_in = served.observer, pending.started, pending.bytes_in
         if started and observer is not None and bytes_in is not None:
             log, headers = observer.log_alone, pending.headers
             if log is not None:
                 shared = HTTP, OK, None, queue, infer, answer.batch_rows
-                ids = pending.request_id, headers.get(b"traceparent")
+                ids = pending.request_id, headers.get(b"traceparent"), client
                 log.answered((shared, answer.rows, *ids, started, ended, bytes_in, len(body)))
             else:
                 observer.finished(
                     HTTP, pending.request_id, headers, started, bytes_in, request.inputs, answer,
-                    pending.parse_seconds, serialize, len(body),
+                    pending.parse_seconds, serialize, len(body), client,
                 )  # fmt: skip
         return response
 
@@ -414,13 +418,14 @@ class InferHandler(CallHandler):
         self,
         error: BaseException,
         request_id: bytes,
+        client: str = "",
         record: RequestRecord | None = None,
         status: int | None = None,
     ) -> Response:
         """See `CallHandler.reject`. In overload many requests get the same error."""
         if not isinstance(error, QueueFullError):
-            return super().reject(error, request_id, record, status)
-        self._served.count(HTTP, error)
+            return super().reject(error, request_id, client, record, status)
+        self._served.count(HTTP, error, client)
         self.report(record, error, status)
         self.rejecting = True
         if self._full is None or self._full[0] is not error:
@@ -441,7 +446,7 @@ class InferHandler(CallHandler):
             self.rejecting = False
             return None
         request_id = self._ids.of(headers.get(b"x-request-id"))
-        served.counted(HTTP, _QUEUE_FULL)
+        served.counted(HTTP, _QUEUE_FULL, "")
         if self.observing:
             self.report(self.observe(headers, request_id), full)
         return full, request_id

@@ -99,7 +99,7 @@ class ModelCalls(CallHandler):
         extra = [(b"x-request-id", call.request_id)]
         await call.respond(make_response(200, answered.encode(), content, extra))
         # Not before: a client that disconnects meanwhile would be counted twice.
-        model.count(PREDICT, None)
+        model.count(PREDICT, None, call.client)
         if call.record is not None and model.observer is not None:
             model.observer.answered(call.record, inputs, answer, bytes_out=len(content))
 

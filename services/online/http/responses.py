@@ -12,10 +12,11 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.scheduler import QueueFullError
+from services.online.security.public import THROTTLED
 
 Headers = list[tuple[bytes, bytes]]
 _JSON = b"application/json"
+_THROTTLED = (THROTTLED[0].encode(), THROTTLED[1].encode())
 _FIT = re.compile(rb"[!-~]{1,128}")
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
@@ -58,8 +59,10 @@ def json_response(
 def error_response(error: MlctlError, extra: Iterable[tuple[bytes, bytes]] = ()) -> Response:
     """Return the response to a failed request: the error table's status, headers and document."""
     headers = list(extra)
-    if isinstance(error, QueueFullError):
+    if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
+    if error.code is ErrorCode.RATE_LIMIT_EXCEEDED:
+        headers.append(_THROTTLED)
     elif error.code is ErrorCode.UNAVAILABLE:
         headers.append((b"retry-after", b"1"))
     elif error.code is ErrorCode.UNAUTHENTICATED:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from services.online.http.calls import App, HttpCall, Message, Receive, Send
+from functools import partial
+
+from bundle.errors import MlctlError
+from services.online.http.calls import CLIENT, App, HttpCall, Message, Receive, Send
 from services.online.http.inference import InferHandler
-from services.runtime.access import Access, unauthenticated
+from services.runtime.access import Access
 
 # Probes have no token, and their answers reveal nothing else.
 PROBES = frozenset(
@@ -15,6 +18,8 @@ _POLICY_VIOLATION = 1008
 
 class TokenGate:
     """ASGI middleware: UNAUTHENTICATED for requests without a token, except to `PROBES`.
+
+    The others get their client's name in the scope.
 
     `inference` counts them.
     """
@@ -29,13 +34,16 @@ class TokenGate:
             await self._app(scope, receive, send)
             return
         call = HttpCall(scope, receive, send)
-        if self._access.allows(call.headers.get(b"authorization")):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        try:
+            scope[CLIENT] = self._access.client_of(call.headers.get(b"authorization"))
+        except MlctlError as error:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            else:
+                await call.serve(self._inference, partial(_reject, error))
         else:
-            await call.serve(self._inference, _reject)
+            await self._app(scope, receive, send)
 
 
-async def _reject() -> None:
-    raise unauthenticated()
+async def _reject(error: MlctlError) -> None:
+    raise error

@@ -79,7 +79,7 @@ class Metrics:
     """The metrics of one model in one worker. Made on the event loop that the worker runs.
 
     `transform` returns for how many seconds each function of its transform ran, on any thread;
-    `lookups` are its lookups of features, if it has any.
+    `lookups` are its lookups of features, if it has any. `by_client` is whether clients have names.
     """
 
     def __init__(
@@ -88,11 +88,14 @@ class Metrics:
         registry: CollectorRegistry = REGISTRY,
         transform: Callable[[], Mapping[str, float]] = dict,
         lookups: FeatureLookup | None = None,
+        *,
+        by_client: bool = False,
     ) -> None:
+        self._by_client = by_client
         self._feature_lookups = lookups
         self._transform = transform
         self._warm_up = transform()
-        self._outcomes: dict[tuple[str, ...], int] = {}
+        self._outcomes: dict[tuple[str, str, str], int] = {}
         self._rows = Distribution(_ROWS)
         self._queue = Distribution(_SECONDS)
         self._infer = Distribution(_SECONDS)
@@ -100,8 +103,8 @@ class Metrics:
         self._first_piece = Distribution(_SECONDS)
         names = ("parse", "queue", "infer", "serialize")
         self._stages = {name: Distribution(_STAGE_SECONDS) for name in names}
-        # The times of answered requests that are not in the histograms yet, by protocol.
-        self._finished: defaultdict[str, deque[tuple[float, float, float, float]]]
+        # The times of answered requests that are not in the histograms yet, by protocol and client.
+        self._finished: defaultdict[tuple[str, str], deque[tuple[float, float, float, float]]]
         self._finished = defaultdict(deque)
         self._lock = Lock()
         self._sizes: dict[int, tuple[int, float]] = {}
@@ -118,18 +121,24 @@ class Metrics:
         self._triton = TritonNames.of(model, registry)
         self._exposition.touch()  # a worker counts before its first request
 
-    def request(self, protocol: str, outcome: str, count: int = 1) -> None:
-        """Count `count` requests of `protocol` ("http", "grpc", "predict") by their outcome."""
-        key = (protocol, outcome)
-        self._outcomes[key] = self._outcomes.get(key, 0) + count
+    def request(self, protocol: str, outcome: str, client: str = "") -> None:
+        """Count a request of `protocol` ("http", "grpc", "predict") by its outcome and client."""
+        key = (protocol, outcome, client)
+        self._outcomes[key] = self._outcomes.get(key, 0) + 1
         if not self._exposition.due:
             self._exposition.touch()
 
     def answered(
-        self, protocol: str, parse: float, queue: float, infer: float, serialize: float
+        self,
+        protocol: str,
+        parse: float,
+        queue: float,
+        infer: float,
+        serialize: float,
+        client: str = "",
     ) -> None:
         """Count an answered request and the seconds that it spent in each stage."""
-        finished = self._finished[protocol]
+        finished = self._finished[protocol, client]
         finished.append((parse, queue, infer, serialize))
         if len(finished) >= _FOLD:
             self._fold()
@@ -139,11 +148,11 @@ class Metrics:
     def _fold(self) -> None:
         """Add the times of answered requests to the histograms; a scrape may run on any thread."""
         with self._lock:
-            for protocol, finished in list(self._finished.items()):
+            for (protocol, client), finished in list(self._finished.items()):
                 rows = [finished.popleft() for _ in range(len(finished))]
                 if not rows:
                     continue
-                key = (protocol, OK)
+                key = (protocol, OK, client)
                 self._outcomes[key] = self._outcomes.get(key, 0) + len(rows)
                 times = np.array(rows)
                 for stage, values in zip(self._stages.values(), times.T, strict=True):
@@ -183,7 +192,7 @@ class Metrics:
         """Return everything that was counted so far, as one value."""
         self._fold()
         outcomes = dict(self._outcomes)  # a scrape may run on another thread
-        failed = sum(count for (_, outcome), count in outcomes.items() if outcome not in {OK, GONE})
+        failed = sum(count for key, count in outcomes.items() if key[1] not in {OK, GONE})
         return Tally(
             answered=sum(self._stages["infer"].counts) + sum(self._streams.counts),
             failed=failed,
@@ -203,9 +212,9 @@ class Metrics:
         self._request_sink = CounterSink(
             "mlctl_requests",
             "Requests by `protocol` (`http`, `grpc`, `predict`) and `outcome` (`ok`, `gone`: the "
-            "client left, or an error code).",
+            "client left, or an error code); with tokens also by `client`.",
             {"model": model},
-            ("protocol", "outcome"),
+            ("protocol", "outcome", "client") if self._by_client else ("protocol", "outcome"),
             registry,
         )
         self._rejection_sink = CounterSink(
@@ -288,10 +297,11 @@ class Metrics:
     def _report(self) -> None:
         self._fold()
         outcomes = dict(self._outcomes)
-        self._request_sink.report(outcomes)
+        labels = 3 if self._by_client else 2  # without names of clients all are empty
+        self._request_sink.report({key[:labels]: count for key, count in outcomes.items()})
         rejected: dict[tuple[str, ...], int] = {}
         missed = 0
-        for (_, outcome), count in outcomes.items():
+        for (_, outcome, _), count in outcomes.items():
             if outcome not in _NOT_REJECTED:
                 rejected[outcome,] = rejected.get((outcome,), 0) + count
             missed += count * (outcome == "deadline_exceeded")

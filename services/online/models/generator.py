@@ -61,7 +61,7 @@ class ServedGenerator(ServedModel):
         """Load, check the golden prompts; raises the reason why the model must not serve."""
         batch = await asyncio.to_thread(self._load)
         settings = self.settings
-        self._metrics = Metrics(self.name, self._registry)
+        self._metrics = Metrics(self.name, self._registry, by_client=self.access.required)
         self.answered = self._metrics.answered
         self.counted = self._metrics.request
         capacity = settings.max_sequences * batch.max_tokens

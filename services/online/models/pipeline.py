@@ -43,8 +43,10 @@ class ServedPipeline(ServedModel):
         assert packed.bento_manifest.pipeline is not None
         self._pipeline = packed.bento_manifest.pipeline
         self._stages = tuple(stages[stage] for stage in self._pipeline.stages)
-        inflight = self._stages[0].inflight
-        super().__init__(packed.bundles[0], settings, registry=registry, inflight=inflight)
+        inflight, access = self._stages[0].inflight, self._stages[0].access
+        super().__init__(
+            packed.bundles[0], settings, registry=registry, inflight=inflight, access=access
+        )
         self.name = packed.name
         self.digest = packed.digest
         self.missing = NO_MISSING
@@ -71,7 +73,7 @@ class ServedPipeline(ServedModel):
 
     async def start(self) -> None:
         """Begin to serve; the stages were started, proved and warmed up before."""
-        self._metrics = Metrics(self.name, self._registry)
+        self._metrics = Metrics(self.name, self._registry, by_client=self.access.required)
         self.answered = self._metrics.answered
         self.counted = self._metrics.request
         self._observe()

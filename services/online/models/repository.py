@@ -53,6 +53,7 @@ class ModelRepository:
                 clock=clock,
                 registry=registry,
                 inflight=self.inflight,
+                access=self.access,
             )
             for number, bundle in enumerate(packed.bundles)
         )

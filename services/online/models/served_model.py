@@ -35,6 +35,7 @@ from services.online.observability.calls import outcome_of
 from services.online.observability.observer import Observer, open_observer
 from services.online.settings import ServerSettings
 from services.protocol.wire import InferRequest, shown
+from services.runtime.access import Access
 from services.runtime.batch_costs import BatchCosts
 from services.runtime.input_checks import add_absent
 from services.runtime.padding import MAX_MEASURED_ROWS, LengthPadding
@@ -66,12 +67,13 @@ class ModelPhase(Enum):
 class ServedModel:
     """One model of one bundle in one process.
 
-    `answered` counts an answered request: its protocol, and the seconds of its stages parse, queue,
-    infer and serialize. `counted` counts a request by its protocol and outcome.
+    `answered` counts an answered request: its protocol, the seconds of its stages parse, queue,
+    infer and serialize, and its client. `counted` counts a request by its protocol, outcome and
+    client.
     """
 
-    answered: Callable[[str, float, float, float, float], None]
-    counted: Callable[[str, str], None]
+    answered: Callable[[str, float, float, float, float, str], None]
+    counted: Callable[[str, str, str], None]
 
     def __init__(
         self,
@@ -81,8 +83,9 @@ class ServedModel:
         clock: Clock | None = None,
         registry: CollectorRegistry = REGISTRY,
         inflight: Inflight | None = None,
+        access: Access | None = None,
     ) -> None:
-        """`inflight` is what several models share."""
+        """`inflight` and `access` are what several models share."""
         self.name = bundle.manifest.name
         self.digest = bundle.digest
         self.signature = bundle.manifest.signature
@@ -98,7 +101,7 @@ class ServedModel:
         self.max_body_bytes = settings.max_body_bytes or batching.max_body_bytes or _MAX_BODY_BYTES
         self._deadline = settings.deadline_ms / 1000
         self.phase = ModelPhase.NEW
-        self.access = settings.access()
+        self.access = access or settings.access()
         self.draining = False
         self.turned = asyncio.Event()
         self._bundle = bundle
@@ -185,7 +188,11 @@ class ServedModel:
         """Load, check the golden rows, warm up; raises the reason why the model must not serve."""
         scorer, seconds = await asyncio.to_thread(self._prepare)
         self._metrics = Metrics(
-            self.name, self._registry, lambda: scorer.transform_seconds, scorer.lookups
+            self.name,
+            self._registry,
+            lambda: scorer.transform_seconds,
+            scorer.lookups,
+            by_client=self.access.required,
         )
         self.answered = self._metrics.answered
         self.counted = self._metrics.request
@@ -315,11 +322,14 @@ class ServedModel:
         limit = self._deadline
         return limit if timeout is None else min(limit, timeout)
 
-    def count(self, protocol: str, error: BaseException | None, count: int = 1) -> None:
-        """Record the outcome of requests: None is success, a cancellation a disconnected client."""
+    def count(self, protocol: str, error: BaseException | None, client: str = "") -> None:
+        """Record the outcome of a request of `client`.
+
+        None is success, a cancellation is a client that disconnected.
+        """
         if self._metrics is None:
             return
-        self._metrics.request(protocol, outcome_of(error), count)
+        self._metrics.request(protocol, outcome_of(error), client)
 
     def publish(self) -> None:
         """Make everything that was counted so far readable on /metrics."""

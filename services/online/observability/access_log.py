@@ -34,9 +34,9 @@ _NEXT = b'},{"rows"'
 # seconds in the queue and in the model, and the rows of the batch. A tuple without names, as each
 # request makes one.
 SharedFields = tuple[str, str, int | None, float | None, float | None, int | None]
-# An answered request: the fields above, its rows, id and traceparent, when it began and ended, by
-# `perf_counter`, and the bytes in and out.
-LoggedAnswer = tuple[SharedFields, int, bytes, bytes | None, float, float, int, int]
+# An answered request: the fields above, its rows, id, traceparent and client, when it began and
+# ended, by `perf_counter`, and the bytes in and out.
+LoggedAnswer = tuple[SharedFields, int, bytes, bytes | None, str, float, float, int, int]
 
 
 class LogOutput(Protocol):
@@ -156,6 +156,7 @@ class AccessLog:
             "rows": record.rows,
             "request_id": record.request_id.decode("latin-1"),
             "trace_id": _trace_ids([record.traceparent])[0],
+            "client": record.client or None,
             "bytes_in": record.bytes_in,
             "bytes_out": record.bytes_out,
             "total_ms": 1e6 * record.seconds // 1 / 1e3,
@@ -174,13 +175,14 @@ class AccessLog:
             fields = [
                 {
                     "rows": rows,
-                    "request_id": request_id,
+                    "request_id": name,
                     "trace_id": trace,
+                    "client": client or None,
                     "bytes_in": bytes_in,
                     "bytes_out": bytes_out,
                     "total_ms": 1e6 * (ended - began) // 1 / 1e3,
                 }
-                for (_, rows, _, _, began, ended, bytes_in, bytes_out), request_id, trace in zip(
+                for (_, rows, _, _, client, began, ended, bytes_in, bytes_out), name, trace in zip(
                     run, ids, traces, strict=True
                 )
             ]

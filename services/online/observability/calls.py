@@ -22,7 +22,8 @@ _CLIENT_CLOSED = 499
 class RequestRecord:
     """A request that is recorded, from its headers on.
 
-    `traced` is whether its caller records the trace, `sampling` how its tensors are recorded, and
+    `client` is the name of its token, empty without tokens and for an unknown one. `traced` is
+    whether its caller records the trace, `sampling` how its tensors are recorded, and
     `bytes_in` the size of its body once that is known. When it has ended, `at` is the Unix time of
     that, `seconds` after its headers arrived, and `code` is "ok", "gone" or an error code.
     `reported_status` is the HTTP status of a rejection whose status is not that of its code. The
@@ -35,6 +36,7 @@ class RequestRecord:
     at: float
     seconds: float
     code: str
+    client = ""
     traced = False
     tracestate: bytes | None = None
     sampling: Sampling | None = None

@@ -118,15 +118,16 @@ class Observer:
         parse: float,
         serialize: float,
         bytes_out: int,
+        client: str,
     ) -> None:
-        """Record the answer to a request without a record, which began at `started`.
+        """Record the answer to a request of `client` without a record, which began at `started`.
 
         `started` is of `perf_counter`; see `answered`. Not called where the log is alone.
         """
         traceparent, tracestate = headers.get(b"traceparent"), headers.get(b"tracestate")
         record = self.begin(protocol, request_id, traceparent, tracestate)
         if record is not None:
-            record.started, record.bytes_in = started, bytes_in
+            record.started, record.bytes_in, record.client = started, bytes_in, client
             self.answered(record, inputs, answer, parse, serialize, bytes_out)
 
     def answered(

@@ -57,6 +57,8 @@ class SlowLog:
             f"(limit {1e3 * self._limit:g} ms), model {self._model}, {record.protocol}, "
             f"{record.code}"
         )
+        if record.client:
+            text += f", client {record.client}"
         if stages:
             text += f": {', '.join(stages)}"
         if record.rows is not None:

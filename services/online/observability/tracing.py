@@ -103,6 +103,8 @@ class Tracing:
         else:
             attributes = {"http.request.method": "POST", "http.response.status_code": record.status}
         attributes["mlctl.request_id"] = record.request_id.decode("latin-1")
+        if record.client:
+            attributes["mlctl.client"] = record.client
         if record.rows is not None:
             attributes["mlctl.rows"] = record.rows
         return {**self._attributes, **attributes}

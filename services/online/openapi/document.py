@@ -31,7 +31,8 @@ requested.
 The typed API `/predict` takes an object with an array for each input, as `/docs.json` describes it,
 or rows as an array of objects."""
 _ANY = {"type": "string", "format": "binary"}
-_WORDS = {400: "The request is wrong.", 503: "Repeat it after the time that Retry-After names."}
+_LATER = "Repeat it after the time that Retry-After names."
+_WORDS = {400: "The request is wrong.", 429: _LATER, 503: _LATER}
 
 
 def to_text(content: Schema) -> str:
@@ -176,7 +177,7 @@ def _event(kind: str) -> Schema:
     }
 
 
-_INFER_ERRORS = (400, 404, 413, 415, 503, 504)
+_INFER_ERRORS = (400, 404, 413, 415, 429, 503, 504)
 
 
 def _body(model: ApiModel, kind: str) -> Schema:
@@ -245,6 +246,6 @@ def _error(status: int) -> Schema:
     headers: Schema = {}
     if status == 400:  # what is no HTTP is answered before it is a request
         content |= {"text/plain": {"schema": {"type": "string"}}}
-    elif status == 503:
+    elif status in {429, 503}:
         headers = {"headers": {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}}
     return {"description": f"{words} Codes: {codes}.", **headers, "content": content}

@@ -11,6 +11,9 @@ from typing import TypeGuard
 
 from bundle.errors import ErrorCode, MlctlError
 
+# Marks rejections by a client's own limit. Envoy counts answers with this header apart, so that the
+# gates of a rollout do not take them for errors of the model.
+THROTTLED = ("x-envoy-upstream-canary", "true")
 CALLERS = frozenset(
     {
         ErrorCode.INTERNAL,
@@ -24,6 +27,7 @@ CALLERS = frozenset(
         ErrorCode.NO_PRECOMPUTED_ANSWER,
         ErrorCode.MODEL_NOT_FOUND,
         ErrorCode.QUEUE_FULL,
+        ErrorCode.RATE_LIMIT_EXCEEDED,
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.UNAVAILABLE,
     }

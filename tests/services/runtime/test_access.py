@@ -33,6 +33,7 @@ def test_access__no_token_set__allows_all() -> None:
     assert not access.required
     assert access.allows(None)
     assert access.allows(b"anything")
+    assert access.client_of(None) == ""
 
 
 def test_access__valid_or_invalid_token__decides() -> None:
@@ -50,9 +51,9 @@ def test_access__any_other_header__is_rejected(header: bytes) -> None:
     assert not Access(ONE).allows(header)
 
 
-def test_require__wrong_token__message_has_no_token() -> None:
+def test_client_of__wrong_token__message_has_no_token() -> None:
     with pytest.raises(MlctlError) as caught:
-        Access(ONE).require(shown(TWO))
+        Access(ONE).client_of(shown(TWO))
     assert caught.value.code is ErrorCode.UNAUTHENTICATED
     assert (caught.value.spec.http, caught.value.spec.grpc) == (401, "UNAUTHENTICATED")
     assert TWO not in str(caught.value.as_dict())
@@ -127,3 +128,42 @@ def test_access__two_sources_or_short_token__is_rejected(tmp_path: Path) -> None
         Access("short")
     with pytest.raises(MlctlError, match="cannot be read"):
         Access(file=tmp_path / "none")
+
+
+def test_client_of__file_with_names__is_the_tokens_client(tmp_path: Path) -> None:
+    path, clock = tmp_path / "tokens", Hand()
+    path.write_text(f"shop: {ONE}\n{TWO}")
+    access = Access(file=path, clock=clock)
+    assert (access.client_of(shown(ONE)), access.client_of(shown(TWO))) == ("shop", "unnamed")
+    path.write_text(f"search: {ONE}\nshop: {TWO}\nshop: {THREE}")
+    clock.now += 1
+    found = [access.client_of(shown(token, "bearer")) for token in (ONE, TWO, THREE)]
+    assert found == ["search", "shop", "shop"]
+
+
+def test_charge__beyond_the_limit__says_when_the_next_is_admitted(tmp_path: Path) -> None:
+    """All tokens of a client share its limit, which stays as it is when the file changes."""
+    path, clock = tmp_path / "tokens", Hand()
+    path.write_text(f"shop: {ONE}\nsearch: {TWO}")
+    access = Access(file=path, max_rps=4, clock=clock)
+    for _ in range(4):
+        access.charge("shop")
+    with pytest.raises(MlctlError, match="client 'shop' sends more than 4 requests") as caught:
+        access.charge("shop")
+    assert caught.value.code is ErrorCode.RATE_LIMIT_EXCEEDED
+    assert caught.value.retry_after == pytest.approx(0.25)
+    access.charge("search")
+    path.write_text(f"search: {TWO}\nshop: {THREE}\nshop: {ONE}\nother: {ONE}9")
+    clock.now += 1
+    for client in ("shop", "other"):
+        assert access.client_of(shown(THREE)) == "shop"
+        for _ in range(4):
+            access.charge(client)
+        with pytest.raises(MlctlError):
+            access.charge(client)
+
+
+def test_access__limit_without_tokens__is_rejected() -> None:
+    with pytest.raises(MlctlError, match="MLCTL_MAX_CLIENT_RPS is set, but no tokens"):
+        Access(max_rps=1.0)
+    Access(ONE).charge("unnamed")

@@ -63,14 +63,14 @@ class GrpcCall:
 
     A message has at most `limit` bytes and must arrive within `seconds`; the client must read a
     response within the same time. `on_reject` is called for calls that are rejected before the
-    handler runs. Messages are charged to `inflight` until they are read, the call itself to
-    `room` until it is answered.
+    handler runs. `client` is the name of the caller's token. Messages are charged to
+    `inflight` until they are read, the call itself to `room` until it is answered.
     """
 
     __slots__ = (
         "_arrived", "_assembler", "_end", "_ended", "_handler", "_hold", "_inflight",
         "_late", "_limit", "_link", "_on_reject", "_seconds", "_started", "_task", "_timer",
-        "_untaken", "done", "head", "stream",
+        "_untaken", "client", "done", "head", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -84,9 +84,10 @@ class GrpcCall:
         room: Inflight,
         seconds: float,
         ended: bool,
-        on_reject: Callable[[MlctlError, CallHead], None],
+        on_reject: Callable[[MlctlError, CallHead, str], None],
     ) -> None:
         self.stream = stream
+        self.client = ""
         self.done = False
         self._link = link
         self.head = head
@@ -229,7 +230,7 @@ class GrpcCall:
         """Reject what arrived before the handler saw it, and end a handler that waits for more."""
         if self.done:
             return
-        self._on_reject(error, self.head)
+        self._on_reject(error, self.head, self.client)
         self.reject(error)
         if self._task is not None:
             self._task.cancel()

@@ -172,13 +172,15 @@ class InferStreams:
         headers = head.headers(_REQUEST)
         request_id = handler.request_id(headers)
         record = handler.observe(headers, request_id)
-        error = no_such_path(parts)
+        error, client = no_such_path(parts), ""
         try:
-            self._access.require(head.authorization)
+            client = self._access.client_of(head.authorization)
             require_infer_path(self._serving, parts)
         except MlctlError as found:
             error = found
-        response = handler.reject(error, request_id, record)
+        if record is not None:
+            record.client = client
+        response = handler.reject(error, request_id, client, record)
         block, seconds = self.block_of(response), handler.seconds
         link.outbox.respond(
             stream, block, response.body, reset_unfinished=not ended, seconds=seconds

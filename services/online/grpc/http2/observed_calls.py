@@ -35,8 +35,12 @@ class GrpcCalls:
         parse: float,
         serialize: float,
         bytes_out: int,
+        client: str,
     ) -> None:
-        """Report a call with one answer of `bytes_out` bytes; other times are seconds."""
+        """Report a call of `client` with one answer of `bytes_out` bytes.
+
+        The other times are seconds.
+        """
         observer = self._served.observer
         if observer is None or not observer.active:
             return
@@ -46,19 +50,24 @@ class GrpcCalls:
         if log is None:
             observer.finished(
                 GRPC, request_id, headers, started, size, inputs, answer, parse, serialize,
-                bytes_out,
+                bytes_out, client,
             )  # fmt: skip
             return
         shared = GRPC, OK, None, answer.queue_seconds, answer.infer_seconds, answer.batch_rows
         traceparent, ended = headers.get(b"traceparent"), perf_counter()
         log.answered(
-            (shared, answer.rows, request_id, traceparent, started, ended, size, bytes_out)
+            (shared, answer.rows, request_id, traceparent, client, started, ended, size, bytes_out)
         )
 
     def ended(
-        self, head: CallHead, size: int | None, started: float, error: BaseException | None
+        self,
+        head: CallHead,
+        size: int | None,
+        started: float,
+        error: BaseException | None,
+        client: str = "",
     ) -> None:
-        """Report that a call failed, or that its stream ended."""
+        """Report that a call of `client` failed, or that its stream ended."""
         observer = self._served.observer
         if observer is None or not observer.active:
             return
@@ -70,10 +79,10 @@ class GrpcCalls:
             headers.get(b"tracestate"),
         )
         if record is not None:
-            record.bytes_in, record.started = size, started
+            record.bytes_in, record.started, record.client = size, started, client
             observer.ended(record, error)
 
-    def rejected(self, error: MlctlError, head: CallHead) -> None:
+    def rejected(self, error: MlctlError, head: CallHead, client: str = "") -> None:
         """Count and report a call that was rejected before its message was read."""
-        self._served.count(GRPC, error)
-        self.ended(head, None, perf_counter(), error)
+        self._served.count(GRPC, error, client)
+        self.ended(head, None, perf_counter(), error, client)

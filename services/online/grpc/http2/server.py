@@ -24,7 +24,6 @@ from services.online.models.extensions import unserved_method
 from services.online.models.repository import Serving
 from services.online.ports import port_taken
 from services.protocol.messages import SERVICE
-from services.runtime.access import Access, unauthenticated
 
 # As over HTTP. A client that finds it full retries a second later.
 _BACKLOG = 2048
@@ -179,7 +178,7 @@ class Http2Server:
             try:
                 self._begin(call, head)
             except MlctlError as error:
-                self._calls.rejected(error, head)
+                self._calls.rejected(error, head, call.client)
                 call.reject(error)
         if data is not None and not call.done:
             call.feed(data, len(data), ended=True)
@@ -187,8 +186,8 @@ class Http2Server:
         return None if call.done else call
 
     def _begin(self, call: GrpcCall, head: CallHead) -> None:
-        if not is_admitted(self._serving.access, head.path, head.authorization):
-            raise unauthenticated()
+        if not is_probe(head.path):
+            call.client = self._serving.access.client_of(head.authorization)
         handler = self._handlers.get(head.path)
         if handler is None:
             unserved = unserved_method(head.path.removeprefix(f"/{SERVICE}/"))
@@ -216,13 +215,8 @@ class Http2Server:
         return listener
 
 
-def is_admitted(access: Access, method: str, authorization: bytes | None) -> bool:
-    """Return whether a call of `method`, as "/SERVICE/NAME", needs no token or has a valid one."""
-    return is_probe(method) or access.allows(authorization)
-
-
 def is_probe(method: str) -> bool:
-    """Return whether `method` needs no token."""
+    """Return whether `method`, as "/SERVICE/NAME", needs no token."""
     return method in _PROBES
 
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rollout.domain.counts import LATENCY_EDGES_MS
 from rollout.domain.spec import Slot
-from rollout.drivers.envoy.stats import parse_stats
+from rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
 
 GRPC = "grpc.inference.GRPCInferenceService.ModelInfer"
 
@@ -166,3 +167,21 @@ def test_parse_stats__copies__are_counted_apart() -> None:
     assert (shadow.requests, shadow.errors, shadow.timed, shadow.abandoned) == (7, 2, 7, 1)
     assert reading.totals[Slot.GREEN] == reading.totals[Slot.BLUE]
     assert reading.totals[Slot.GREEN].requests == 0
+
+
+def test_parse_stats__rejected_by_a_clients_limit__is_no_request_and_no_error() -> None:
+    reading = parse_stats(
+        stats(
+            ("cluster.green-first-http.upstream_rq_completed", 10),
+            ("cluster.green-first-http.upstream_rq_429", 5),  # one is a full queue
+            ("cluster.green-first-http.zone.proxy.green.upstream_rq_429", 5),
+            ("cluster.green-first-http.zone.proxy.green.upstream_rq_4xx", 5),
+            ("cluster.green-first-http.canary.upstream_rq_completed", 4),
+            ("cluster.green-first-grpc.upstream_rq_completed", 10),
+            (f"cluster.green-first-grpc.{GRPC}.8", 3),
+            ("cluster.green-first-grpc.canary.upstream_rq_completed", 2),
+        )
+    )
+    green = reading.totals[Slot.GREEN]
+    assert (green.requests, green.errors, green.client_errors) == (14, 2, 0)
+    assert re.match(STATS_FILTER, "cluster.green-first-grpc.canary.upstream_rq_completed")

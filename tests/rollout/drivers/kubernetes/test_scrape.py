@@ -38,6 +38,14 @@ def test_read_totals__unknown_outcome__is_an_error() -> None:
     assert read_totals(pod.get("/metrics")[1].decode()).errors == 2
 
 
+def test_read_totals__rejected_by_a_clients_limit__is_no_request() -> None:
+    pod = FakePod("x", "a" * 64)
+    pod.serve(2, outcome="rate_limit_exceeded")
+    pod.serve(1, outcome="queue_full")
+    found = read_totals(pod.get("/metrics")[1].decode())
+    assert (found.requests, found.errors, found.client_errors) == (1, 1, 0)
+
+
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=4), max_size=8))
 def test_pod_tally__any_restarts__counts_each_increment_once(
     lives: list[list[int]],

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -24,6 +25,7 @@ from services.online.http.connection.protocol import infer_protocol
 from services.online.http.generate import GenerateApp
 from services.online.http.inference import InferHandler
 from services.online.models.generator import ServedGenerator
+from services.online.server.seam import gated
 from services.online.settings import ServerSettings
 from tests.support.clock import ManualClock
 from tests.support.listening import listening
@@ -63,7 +65,9 @@ def serve(tiny_llm_bundle: VerifiedBundle) -> Serve:
         await model.start()
         handler = InferHandler(model)
         async with (
-            listening(GenerateApp(model, handler), infer_protocol(handler)) as server,
+            listening(
+                gated(GenerateApp(model, handler), handler, model), infer_protocol(handler)
+            ) as server,
             openai.AsyncOpenAI(
                 base_url=f"{server.url}/v1", api_key="none", max_retries=0
             ) as client,
@@ -272,6 +276,27 @@ async def test_stream__no_token_for_a_while__comments_keep_the_connection_open(
     events = [json.loads(line[6:]) for line in (*begun, *rest) if line.startswith("data: {")]
     assert "".join(event["choices"][0]["text"] for event in events) == ANSWERS["Count:"]
     assert "data: [DONE]" in rest
+
+
+async def test_limit__of_a_client__is_openais_rate_limit_error(
+    serve: Serve, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("shop: the-token-of-the-shop-0123456789")
+    headers = {"authorization": "Bearer the-token-of-the-shop-0123456789"}
+    body = {"model": "tiny-llm", "prompt": CAT, "max_tokens": 1}
+    async with serve(token_file=tokens, max_client_rps=0.001) as running:
+        answered = await running.http.post("/v1/completions", json=body, headers=headers)
+        rejected = await running.http.post("/v1/completions", json=body, headers=headers)
+        counted = [
+            running.metric("mlctl_requests_total", protocol="http", outcome=outcome, client="shop")
+            for outcome in ("ok", "rate_limit_exceeded")
+        ]
+
+    assert (answered.status_code, rejected.status_code, counted) == (200, 429, [1, 1])
+    error = rejected.json()["error"]
+    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+    assert 990 < int(rejected.headers["retry-after"]) <= 1000
 
 
 async def test_queue__full__is_429_of_openais_api_and_503_of_v2_with_retry_after(

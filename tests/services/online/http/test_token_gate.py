@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
@@ -25,7 +26,7 @@ from services.online.http.app import V2App
 from services.online.http.connection.protocol import infer_protocol
 from services.online.http.inference import InferHandler
 from services.online.models.served_model import ServedModel
-from services.online.server.seam import gated
+from services.online.server.seam import Front, gated
 from services.online.settings import ServerSettings
 from services.protocol.messages import SERVICE, methods
 from tests.services.online.grpc.test_server import details_of, infer, refused
@@ -44,7 +45,8 @@ class Gated:
 
     def __init__(self, bundle: VerifiedBundle, **settings: Any) -> None:
         self.registry = CollectorRegistry()
-        chosen = ServerSettings(token=SecretStr(TOKEN), max_body_bytes=100_000, **settings)
+        token = None if "token_file" in settings else SecretStr(TOKEN)
+        chosen = ServerSettings(token=token, max_body_bytes=100_000, **settings)
         self.host = ServedModel(bundle, chosen, registry=self.registry)
 
     def run(self, use: Use) -> None:
@@ -56,15 +58,17 @@ class Gated:
 
         asyncio.run(main())
 
-    def counted(self, outcome: str, protocol: str = "http") -> float:
+    def counted(self, outcome: str, protocol: str = "http", client: str = "unnamed") -> float:
         self.host.publish()
-        labels = {"model": "tiny", "protocol": protocol, "outcome": outcome}
+        client = "" if outcome == "unauthenticated" else client
+        labels = {"model": "tiny", "protocol": protocol, "outcome": outcome, "client": client}
         return self.registry.get_sample_value("mlctl_requests_total", labels) or 0.0
 
     @asynccontextmanager
     async def _serve(self) -> AsyncIterator[Listening]:
         inference = InferHandler(self.host)
-        app = gated(V2App(self.host, inference), inference, self.host)
+        front = Front(self.host, [inference], V2App(self.host, inference))
+        app = gated(front, inference, self.host)
         async with listening(app, infer_protocol(inference)) as server:
             yield server
 
@@ -200,6 +204,115 @@ def test_token__missing_over_grpc__only_probes_are_answered(shared_bundle: Verif
         call.cancel()
 
     asyncio.run(_with_grpc(Gated(shared_bundle).host, use))
+
+
+ROWS = {"x": [[1, 2, 3, 4]]}
+STREAM = "/v2/models/tiny/infer_stream"
+
+
+def with_names(tmp_path: Path, *clients: str) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text("".join(f"{name}: {token_of(name)}\n" for name in clients))
+    return path
+
+
+def token_of(client: str) -> str:
+    return f"the-token-of-{client}-0123456789"
+
+
+def shown(client: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token_of(client)}"}
+
+
+def test_limit__requests_of_a_named_client__beyond_it_are_429_and_counted_by_client(
+    shared_bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    """At every endpoint of models; what describes them is not limited."""
+    calls = {
+        "plain": (INFER, REQUEST),
+        "odd": ("/v2/models/t%69ny/infer", REQUEST),
+        "stream": (STREAM, REQUEST),
+        "predict": ("/predict", ROWS),
+        "sagemaker": ("/invocations", ROWS),
+    }
+    file = with_names(tmp_path, "other", *calls)
+    gate = Gated(shared_bundle, token_file=file, max_client_rps=0.001)
+
+    async def use(client: httpx.AsyncClient, _server: Listening) -> None:
+        for name, (path, body) in calls.items():
+            for _ in range(3):
+                described = await client.get("/v2/models/tiny", headers=shown(name))
+                assert described.status_code == 200
+            assert (await client.post(path, json=body, headers=shown(name))).status_code == 200
+            found = await client.post(path, json=body, headers=shown(name))
+            assert (found.status_code, found.json()["code"]) == (429, "rate_limit_exceeded"), name
+            assert 990 < int(found.headers["retry-after"]) <= 1000
+            assert found.headers["x-envoy-upstream-canary"] == "true"
+            assert f"client '{name}' sends more than 0.001 requests" in found.json()["error"]
+            wrong = await client.post(path, json=body, headers=shown(f"not-{name}"))
+            assert wrong.status_code == 401
+        assert (await client.post(INFER, json=REQUEST, headers=shown("other"))).status_code == 200
+
+    gate.run(use)
+    for name in calls:
+        protocol = "predict" if name in {"predict", "sagemaker"} else "http"
+        for outcome in ("ok", "rate_limit_exceeded"):
+            assert gate.counted(outcome, protocol, name) == 1, (name, outcome)
+    assert gate.counted("unauthenticated") == len(calls)
+    assert gate.counted("ok", client="other") == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2000])
+def test_limit__over_grpc__is_resource_exhausted_with_a_retry_time(
+    shared_bundle: VerifiedBundle, tmp_path: Path, rows: int
+) -> None:
+    """Of a message that arrives whole, and of one in many frames."""
+    file = with_names(tmp_path, "shop", "other")
+    gate = Gated(shared_bundle, token_file=file, max_client_rps=0.001)
+
+    async def use(channel: Any) -> None:
+        method = methods()["ModelInfer"]
+        call = channel.unary_unary(
+            f"/{SERVICE}/ModelInfer",
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        message = infer(data=bytes(16 * rows))
+        message.inputs[0].shape[0] = rows
+        await call(message, metadata=[*shown("shop").items()])
+        error = await refused(call(message, metadata=[*shown("shop").items()]))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailers = dict(error.trailing_metadata() or ())
+        assert trailers["mlctl-code"] == "rate_limit_exceeded"
+        assert 990 < int(str(trailers["retry-after"])) <= 1000
+        assert [type(detail) for detail in details_of(error)] == [ErrorInfo, RetryInfo]
+        await call(message, metadata=[*shown("other").items()])
+
+    asyncio.run(_with_grpc(gate.host, use))
+    assert gate.counted("ok", "grpc", "shop") == gate.counted("ok", "grpc", "other") == 1
+    assert gate.counted("rate_limit_exceeded", "grpc", "shop") == 1
+
+
+def test_limit__requests_of_a_grpc_stream__count_each(
+    shared_bundle: VerifiedBundle, tmp_path: Path
+) -> None:
+    gate = Gated(shared_bundle, token_file=with_names(tmp_path, "shop"), max_client_rps=2.5)
+
+    async def use(channel: Any) -> None:
+        method = methods()["ModelStreamInfer"]
+        call = channel.stream_stream(
+            f"/{SERVICE}/ModelStreamInfer",
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        stream = call(iter([infer()] * 3), metadata=[*shown("shop").items()])
+        errors = [answer.error_message async for answer in stream]
+        assert errors[:2] == ["", ""]
+        assert "client 'shop' sends more than 2.5 requests" in errors[2]
+
+    asyncio.run(_with_grpc(gate.host, use))
+    assert gate.counted("ok", "grpc", "shop") == 2
+    assert gate.counted("rate_limit_exceeded", "grpc", "shop") == 1
 
 
 async def _with_grpc(host: ServedModel, use: Callable[[Any], Awaitable[None]]) -> None:

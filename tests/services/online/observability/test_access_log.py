@@ -59,7 +59,9 @@ def test_access_log__requests__are_one_json_line_each() -> None:
     request.bytes_in = 32
     put(log, done(request))
     put(log, done(seen(protocol="grpc", traceparent=None), "queue_full"))
-    put(log, done(seen(protocol="predict"), "gone"))
+    named = seen(protocol="predict")
+    named.client = "shop"
+    put(log, done(named, "gone"))
     assert not memory.pieces  # nothing is written on the path of a request
     log.flush()
     assert len(memory.pieces) == 1
@@ -67,11 +69,12 @@ def test_access_log__requests__are_one_json_line_each() -> None:
     assert first == {
         "time": "2023-11-14T22:13:20.500Z", "protocol": "http", "model": "tiny",
         "digest": "d" * 64, "status": 200, "code": "ok", "request_id": "r1", "trace_id": TRACE,
-        "rows": 2, "batch_rows": 8, "bytes_in": 32, "bytes_out": 64, "total_ms": 20.0,
-        "queue_ms": 2.0, "infer_ms": 3.0,
+        "client": None, "rows": 2, "batch_rows": 8, "bytes_in": 32, "bytes_out": 64,
+        "total_ms": 20.0, "queue_ms": 2.0, "infer_ms": 3.0,
     }  # fmt: skip
     assert (second["status"], second["code"]) == ("RESOURCE_EXHAUSTED", "queue_full")
     assert second["trace_id"] is None
+    assert third["client"] == "shop"
     assert "queue_ms" not in second
     assert (third["status"], third["code"]) == (499, "gone")
 
@@ -111,7 +114,11 @@ def _traceparent(version: str = "00", trace: str = TRACE, rest: str = "") -> byt
     return f"{version}-{trace}-{'4a' * 8}-01{rest}".encode()
 
 
-IDS = st.one_of(st.sampled_from([b"r1", b"r-2"]), st.binary(min_size=1, max_size=8))
+# Other ids are replaced before they get here.
+VISIBLE = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
+IDS = st.one_of(
+    st.sampled_from([b"r1", b"r-2"]), st.text(VISIBLE, min_size=1, max_size=8).map(str.encode)
+)
 TRACES = st.sampled_from(
     [
         *[None, b"", b"junk", _traceparent()[:-1], _traceparent(trace="0" * 32)],
@@ -139,8 +146,11 @@ def test_access_log__answers_of_a_tick__have_the_lines_of_their_records(
         for protocol, queue, rows, request_id, sent, seconds in answers:
             trace = _traceparent() if traced else sent
             shared = protocol, "ok", None, queue, 0.003, 8
-            together.answered((shared, rows, request_id, trace, 1.0, 1.0 + seconds, 32, 64))
+            client = "shop" if rows == 1 else ""
+            answer = shared, rows, request_id, trace, client, 1.0, 1.0 + seconds, 32, 64
+            together.answered(answer)
             request = seen(request_id, protocol=protocol, traceparent=trace)
+            request.client = client
             request.bytes_in, request.rows, request.batch_rows = 32, rows, 8
             request.bytes_out, request.queue, request.infer = 64, queue, 0.003
             request.code, request.seconds, request.at = "ok", seconds, 0.0

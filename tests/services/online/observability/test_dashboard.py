@@ -70,7 +70,7 @@ def exported(bundle: VerifiedBundle, tmp_path: Path) -> dict[str, set[str]]:
         host.count("http", RuntimeError())
         host.count("grpc", TimeoutError())
         host.count("grpc", _refusal())
-        host.answered("http", 0.1, 0.1, 0.1, 0.1)
+        host.answered("http", 0.1, 0.1, 0.1, 0.1, "")
         x = np.zeros((1, 4), np.float32)
         request = InferRequest("", {"x": x}, {"y": True}, keys=("nobody",))
         await host.ask(request, None, Priority.NORMAL)

@@ -29,6 +29,7 @@ from tests.support.listening import listening, until
 TOKEN = "the-token-0123456789abcdef"
 INFER = b"POST /v2/models/tiny/infer HTTP/1.1\r\nhost: t\r\nx-request-id: mine\r\n"
 ODD = INFER.replace(b"tiny", b"t%69ny")
+NAMES = ("protocol", "outcome", "client")
 Told = Counter[tuple[str, int | str, str]]
 Use = Callable[[ServedModel], Awaitable[None]]
 
@@ -51,12 +52,13 @@ def logged(bundle: VerifiedBundle, tmp_path: Path) -> Callable[..., Told]:
         asyncio.run(main())
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         counts = {
-            (sample.labels["protocol"], sample.labels["outcome"]): int(sample.value)
+            tuple(sample.labels[name] for name in NAMES): int(sample.value)
             for metric in registry.collect()
             for sample in metric.samples
             if sample.name == "mlctl_requests_total"
         }
-        assert Counter((line["protocol"], line["code"]) for line in lines) == counts
+        shown = Counter((line["protocol"], line["code"], line["client"] or "") for line in lines)
+        assert shown == counts
         return Counter((line["protocol"], line["status"], line["code"]) for line in lines)
 
     return run

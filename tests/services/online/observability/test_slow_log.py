@@ -60,10 +60,12 @@ async def test_observer__slow_ms_alone__logs_answers_and_failures(
     assert ours is not None
     assert (ours.active, ours.log_alone) == (True, None)
     y = {"y": np.ones(3, np.float32)}
-    ours.finished("grpc", b"a", {}, 1.0, 9, y, answer(y), 0.1, 0.2, 9)
+    ours.finished("grpc", b"a", {}, 1.0, 9, y, answer(y), 0.1, 0.2, 9, "shop")
     record = ours.begin("http", b"b", None)
     assert record is not None
     ours.ended(record, deadline_exceeded())
     await asyncio.to_thread(ours.close)
     assert [text.split(":")[0] for text in caplog.messages] == ["slow request a", "slow request b"]
     assert "http, deadline_exceeded" in caplog.text
+    assert "grpc, ok, client shop: parse 100.0 ms" in caplog.messages[0]
+    assert "client" not in caplog.messages[1]

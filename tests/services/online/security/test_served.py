@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,9 +68,10 @@ def secured(
 ) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     tokens = folder / "tokens"
-    tokens.write_text(ONE)
+    tokens.write_text(f"shop: {ONE}")
     environment = {
         "MLCTL_TOKEN_FILE": str(tokens),
+        "MLCTL_ACCESS_LOG": str(folder / "access.log"),
         "MLCTL_TLS_CERT": str(certificates.server[0]),
         "MLCTL_TLS_KEY": str(certificates.server[1]),
         "MLCTL_TLS_CLIENT_CA": str(certificates.ca),
@@ -173,11 +175,24 @@ def test_token__file_changes__rotates_without_a_restart(secured: Secured) -> Non
 
     assert takes(ONE)
     assert not takes(TWO)
-    secured.tokens.write_text(f"{TWO}\n{ONE}\n")
+    secured.tokens.write_text(f"{TWO}\nshop: {ONE}\n")
     wait_until(lambda: takes(TWO), what="the new token opens")
     assert takes(ONE)
-    secured.tokens.write_text(ONE)
+    secured.tokens.write_text(f"shop: {ONE}")
     wait_until(lambda: not takes(TWO), what="the token that was taken out does not open")
+
+
+def test_token__of_a_named_client__is_in_metrics_and_log_by_name(secured: Secured) -> None:
+    log = secured.tokens.parent / "access.log"
+    with secured.client() as stranger, secured.client(ONE) as caller:
+        for client in (stranger, caller):
+            client.post("/v2/models/tiny/infer", json={"inputs": [TENSOR]})
+        metrics = caller.get("/metrics").text
+    counted = re.findall(r'^mlctl_requests_total{client="(.*?)",.*outcome="(.*?)"', metrics, re.MULTILINE)
+    assert {("shop", "ok"), ("", "unauthenticated")} <= {*counted}
+    assert ("", "ok") not in counted
+    wait_until(lambda: '"client":"shop"' in log.read_text(), what="the line of the request")
+    assert ONE not in log.read_text() + metrics
 
 
 def test_token__server_log__contains_none(secured: Secured) -> None:

@@ -182,9 +182,10 @@ def test_infer__over_http2__is_answered_counted_and_logged_as_over_http1(
     codes = {line["code"] for line in lines}
     expected = {"ok", "invalid_input", "unsupported_media_type", "payload_too_large"}
     assert codes >= expected | ({"unauthenticated"} if token else set())
-    for code in codes:
+    for code, client in {(line["code"], line["client"]) for line in lines}:
         labels = {"model": "tiny", "protocol": "http", "outcome": code}
-        many = len([line for line in lines if line["code"] == code])
+        labels |= {"client": client or ""} if token else {}
+        many = len([line for line in lines if (line["code"], line["client"]) == (code, client)])
         assert registry.get_sample_value("mlctl_requests_total", labels) == many
 
 
