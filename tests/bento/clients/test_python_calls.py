@@ -60,7 +60,10 @@ both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 
 
 @both
-def test_infer__temporary_failures__are_retried(client: Any, kind: str) -> None:
+@pytest.mark.parametrize(("status", "code"), [(503, "queue_full"), (429, "rate_limit_exceeded")])
+def test_infer__temporary_failures__are_retried(
+    client: Any, kind: str, status: int, code: str
+) -> None:
     requests: list[httpx.Request] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -68,7 +71,7 @@ def test_infer__temporary_failures__are_retried(client: Any, kind: str) -> None:
         if len(requests) == 1:
             raise httpx.ConnectError("refused")
         if len(requests) == 2:
-            return httpx.Response(503, json={"error": "full", "code": "queue_full"})
+            return httpx.Response(status, json={"error": "full", "code": code})
         return good()
 
     assert infer(client, handler, kind=kind) == [3, 4]
@@ -192,6 +195,7 @@ def test_call__several_attempts__share_one_deadline(
     ("code", "status", "kind"),
     [
         ("queue_full", 503, "OverloadedError"),
+        ("rate_limit_exceeded", 429, "OverloadedError"),
         ("unavailable", 503, "UnavailableError"),
         ("", 503, "UnavailableError"),
         ("", 429, "OverloadedError"),

@@ -188,7 +188,8 @@ def test_token__of_a_named_client__is_in_metrics_and_log_by_name(secured: Secure
         for client in (stranger, caller):
             client.post("/v2/models/tiny/infer", json={"inputs": [TENSOR]})
         metrics = caller.get("/metrics").text
-    counted = re.findall(r'^mlctl_requests_total{client="(.*?)",.*outcome="(.*?)"', metrics, re.MULTILINE)
+    sample = re.compile(r'^mlctl_requests_total{client="(.*?)",.*outcome="(.*?)"', re.MULTILINE)
+    counted = sample.findall(metrics)
     assert {("shop", "ok"), ("", "unauthenticated")} <= {*counted}
     assert ("", "ok") not in counted
     wait_until(lambda: '"client":"shop"' in log.read_text(), what="the line of the request")
