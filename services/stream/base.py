@@ -192,6 +192,8 @@ class RejectedAnswersError(MlctlError):
 class RetryLaterError(MlctlError):
     """A destination is unavailable; it may accept the messages after `retry_after` seconds."""
 
+    retry_after: float
+
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(ErrorCode.SINK_UNAVAILABLE, message)
         self.retry_after = retry_after
