@@ -105,6 +105,11 @@ class RunningServer:
         """Return the user and system seconds of all its processes."""
         return tree_cpu_seconds(self.process)
 
+    def process_ids(self) -> list[int]:
+        """Return the numbers of all its processes, and of the proxy's."""
+        roots = [self.process, *([self.proxy] if self.proxy else ())]
+        return [each.pid for root in roots for each in (root, *root.children(recursive=True))]
+
     def proxy_cpu_seconds(self) -> float:
         """Return the user and system seconds of the proxy, 0 without one."""
         return tree_cpu_seconds(self.proxy) if self.proxy else 0.0

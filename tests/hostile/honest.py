@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from hpack import Decoder
 
@@ -21,9 +22,25 @@ _HELLO = frames.PREFACE + _WINDOW + frames.window_update(0, 1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Seconds of each request by transport."""
+    """Seconds of each request by transport: by the wall clock, and of the servers' work."""
 
-    seconds: Mapping[str, list[float]] = field(default_factory=lambda: {"http": [], "grpc": []})
+    wall: Mapping[str, list[float]]
+    work: Mapping[str, list[float]]
+
+
+class WorkClock:
+    """The processor time of some processes in seconds.
+
+    What a server did while a client waited is the same on an idle and on a busy machine.
+    """
+
+    def __init__(self, processes: Iterable[int]) -> None:
+        # A process's clock on Linux (clock_getcpuclockid): its number, and 2 for scheduled time.
+        self._clocks = [~process << 3 | 2 for process in processes]
+
+    def now(self) -> float:
+        """Return the seconds since the processes began."""
+        return sum(map(time.clock_gettime, self._clocks))
 
 
 class HttpClient:
@@ -104,20 +121,23 @@ def _connect(port: int) -> socket.socket:
     return found
 
 
-def measure(targets: Mapping[str, LoadTarget], seconds: float) -> Latencies:
-    """Send requests to `targets`, by transport, in turns for `seconds`."""
-    found = Latencies()
-    clients: dict[str, HttpClient | GrpcClient] = {
-        "http": HttpClient(targets["http"]),
-        "grpc": GrpcClient(targets["grpc"]),
-    }
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for transport, client in clients.items():
-            begun = time.perf_counter()
-            client.ask()
-            found.seconds[transport].append(time.perf_counter() - begun)
-            time.sleep(_PAUSE_SECONDS)
-    for client in clients.values():
-        client.close()
+def measure(targets: Mapping[str, LoadTarget], clock: WorkClock, seconds: float) -> Latencies:
+    """Send requests to `targets`, by transport, in turns for `seconds`.
+
+    Raises OSError or RuntimeError if a request has no answer, or another than a success.
+    """
+    found = Latencies({name: [] for name in targets}, {name: [] for name in targets})
+    with contextlib.ExitStack() as stack:
+        clients: dict[str, HttpClient | GrpcClient] = {
+            "http": stack.enter_context(contextlib.closing(HttpClient(targets["http"]))),
+            "grpc": stack.enter_context(contextlib.closing(GrpcClient(targets["grpc"]))),
+        }
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for transport, client in clients.items():
+                begun, worked = time.perf_counter(), clock.now()
+                client.ask()
+                found.wall[transport].append(time.perf_counter() - begun)
+                found.work[transport].append(clock.now() - worked)
+                time.sleep(_PAUSE_SECONDS)
     return found

@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
         self._turns = turns_of(self._loop)
         now = monotonic()
         self._bucket = Bucket(now)
-        self._made = self._heard = self._called = now
+        self._made = self._heard = self._called = self._charged = now
         self._pinged = False
         self._stalled: tuple[float, int] | None = None
         self._timer = self._loop.call_later(self._times.tick, self._tick)
@@ -205,13 +205,14 @@ class Connection(asyncio.Protocol):
     def _proceed(self) -> None:
         """Handle events for this connection's share of a tick; the rest waits for its turn."""
         self._waking = True  # everything is written at the end
-        self._heard = begun = monotonic()
+        self._heard, clock = monotonic(), self._turns.clock
+        begun = clock()
         try:
             for event in self._events:
                 self._handlers[type(event)](event)
                 if self.transport.is_closing():
                     return
-                spent = monotonic() - begun
+                spent = clock() - begun
                 if spent > self._turns.share:
                     self._wait(spent)
                     break
@@ -227,7 +228,8 @@ class Connection(asyncio.Protocol):
         if not self._waits:
             self._waits = True
             self.transport.pause_reading()
-        self._turns.wait(self._take_turn, spent)
+        rested, self._charged = self._heard - self._charged, self._heard
+        self._turns.wait(self.transport, self._take_turn, self._turns.debt(spent, rested))
 
     def _take_turn(self) -> None:
         if self._closed:

@@ -89,6 +89,8 @@ class LimitedProtocol(HttpToolsProtocol):
     # The bytes of the body that follow, where only they may be parsed next.
     _body_bytes = 0
     _turns: Turns
+    # When it last spent more than a turn's share.
+    _charged = 0.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -102,7 +104,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._turns = turns_of(self.loop)
+        self._turns, self._charged = turns_of(self.loop), monotonic()
         if len(self.connections) > self.max_connections:
             self._reject_connection()
         else:
@@ -128,22 +130,24 @@ class LimitedProtocol(HttpToolsProtocol):
         The rest waits for the next turn, and for the answer to the request before it.
         """
         turns, flow, data, at, spent = self._turns, self.flow, self._unread, self._at, 0.0
-        size, self._proceeds, begun = len(data), True, monotonic()
+        size, self._proceeds, clock = len(data), True, turns.clock
+        begun = clock()
         while at < size and spent <= turns.share and not (self._broken or flow.write_paused):
             cycle = self.cycle
             waits = cycle is not None and not cycle.response_complete and not self._in_body
             if waits or self.transport.is_closing():
                 break
             at = self._parse_next(data, at, size)
-            spent = monotonic() - begun
+            spent = clock() - begun
         self._proceeds, self._at = False, at
         if self._broken or self.transport.is_closing():
             at = size  # the rest is discarded
-        if at < size or spent > turns.share:
+        debt = self._debt(spent) if spent > turns.share else 0.0
+        if at < size or debt > 0.0:
             self._waits = True
             flow.pause_reading()
             if spent > turns.share:
-                self._take_turn(spent)
+                self._take_turn(debt)
             return
         self._unread, self._at = b"", 0
         if (self._in_head or self._in_body) and not self._body_bytes:
@@ -153,10 +157,15 @@ class LimitedProtocol(HttpToolsProtocol):
             if not flow.write_paused:
                 flow.resume_reading()
 
-    def _take_turn(self, spent: float = 0.0) -> None:
-        """Go on with the unread bytes in a later tick, after `spent` seconds of this one."""
+    def _debt(self, spent: float) -> float:
+        now = monotonic()
+        rested, self._charged = now - self._charged, now
+        return self._turns.debt(spent, rested)
+
+    def _take_turn(self, debt: float = 0.0) -> None:
+        """Go on with the unread bytes in a later tick, once the `debt` in seconds is paid."""
         self._proceeds = True
-        self._turns.wait(self._proceed, spent)
+        self._turns.wait(self.transport, self._proceed, debt)
 
     def _parse_next(self, data: bytes, at: int, size: int) -> int:
         """Parse `data` from `at` on, up to the end of one request at most; return where it stopped.
