@@ -38,6 +38,7 @@ from optimize.recipes.base import (
     Workbench,
 )
 from optimize.recipes.generation import GenerationRecipe
+from optimize.recipes.graphs import invalid
 from optimize.source_graph import ExportedModel
 from optimize.variant import (
     Measured,
@@ -291,7 +292,18 @@ def run_recipe(recipe: Recipe, source: Path, directory: Path, bench: Workbench) 
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
     if not isinstance(recipe, GenerationRecipe):
         _check_files(directory)
+        _check_written(recipe, source, directory / MODEL_NAME)
     return details
+
+
+def _check_written(recipe: Recipe, source: Path, written: Path) -> None:
+    """Reject an invalid graph, unless ONNX rejects the source's own graph, too; ValueError."""
+    fault = invalid(written)
+    if fault is not None and invalid(source) is None:
+        raise ValueError(
+            f"the graph that {recipe.name} wrote is invalid: {fault}; leave the recipe out with "
+            "--recipes, or export the model with another opset"
+        )
 
 
 def _check_files(directory: Path) -> None:

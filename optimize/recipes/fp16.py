@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,14 +18,12 @@ from optimize.recipes.base import Details, Precision, Target, Workbench, save_gr
 from optimize.recipes.graphs import load_typed, write_beside
 from optimize.recipes.half import FP16_MAX, is_beyond
 from optimize.recipes.narrow import narrow
-from services.runtime.scorer import split_rows
-from services.runtime.session import open_session
+from optimize.recipes.observe import observe, show_values
 
 # Rows that were not observed may have values twice as large.
 _HEADROOM = 2.0
 
 _ROWS = 32
-_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +50,17 @@ def values_beyond(source: Path, rows: Rows, limit: float, scratch: Path) -> froz
     Runs the graph, in a folder of `scratch`, with every such value as an output; values inside
     branches and loop bodies are not observed.
     """
-    rows = rows.head(_ROWS)
+    model = load_typed(source, data=False)
+    show_values(model)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        path = write_beside(_with_outputs(source), source, Path(folder), "observed.onnx")
-        session = open_session(path)
-        found = {name for name, array in rows.inputs.items() if _exceeds(array, limit)}
-        for part in split_rows(rows.inputs, _BATCH):
-            answers = session.run(part)
-            found.update(name for name, array in answers.items() if _exceeds(array, limit))
-    return frozenset(found)
+        path = write_beside(model, source, Path(folder), "observed.onnx")
+        return frozenset(
+            name
+            for values in observe(path, rows.head(_ROWS))
+            for name, array in values.items()
+            if _exceeds(array, limit)
+        )
 
 
 def _exceeds(array: np.ndarray, limit: float) -> bool:
     return array.dtype == np.float32 and is_beyond(array, limit)
-
-
-def _with_outputs(source: Path) -> Any:
-    """Return the model with every fp32 value that a node makes as an output."""
-    from onnx import TensorProto
-
-    model = load_typed(source, data=False)
-    graph = model.graph
-    outputs = {value.name for value in graph.output}
-    made = {name for node in graph.node for name in node.output}
-    graph.output.extend(
-        value
-        for value in graph.value_info
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT
-        and value.name in made
-        and value.name not in outputs
-    )
-    return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,44 @@ def subgraphs(node: Any) -> Iterator[Any]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def captured(node: Any) -> set[str]:
+    """Return the names that the subgraphs of a node read."""
+    return {
+        name
+        for inner in subgraphs(node)
+        for part in graphs(inner)
+        for each in part.node
+        for name in each.input
+    }
+
+
+def sort_nodes(graph: Any) -> None:
+    """Put each node after those whose values it, or a graph inside it, reads."""
+    nodes = list(graph.node)
+    maker = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    before = {
+        at: sorted({maker[name] for name in {*node.input, *captured(node)} & maker.keys()})
+        for at, node in enumerate(nodes)
+    }
+    order = list(TopologicalSorter(before).static_order())
+    del graph.node[:]
+    graph.node.extend(nodes[at] for at in order)
+
+
+def invalid(path: Path) -> str | None:
+    """Return why ONNX's checker or its strict inference of shapes rejects the file; None if valid.
+
+    The text names the operator. Files over 2 GB are read by their path.
+    """
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return " ".join(str(error).split())
+    return None
 
 
 def names(graph: Any) -> set[str]:

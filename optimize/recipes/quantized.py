@@ -21,7 +21,7 @@ class Int8Static:
     name: str = "int8-static"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 3
+    version: int = 4
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -36,7 +36,7 @@ class Int8Dynamic:
     name: str = "int8-dynamic"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 1
+    version: int = 2
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -51,7 +51,7 @@ class Int8Trt:
     name: str = "int8-trt"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.TENSORRT, Target.CUDA})
-    version: int = 4
+    version: int = 5
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -66,7 +66,7 @@ class Int4:
     name: str = "int4"
     precision: Precision = "int4"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 5
+    version: int = 6
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -80,7 +80,7 @@ class Int4Trt:
     name: str = "int4-trt"
     precision: Precision = "int4"
     targets: frozenset[Target] = frozenset({Target.TENSORRT})
-    version: int = 1
+    version: int = 2
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from optimize.recipes.base import NotApplicableError
-from optimize.recipes.graphs import constants_to_weights, graphs, raise_opset, subgraphs
+from optimize.recipes.graphs import captured, constants_to_weights, raise_opset
 
 # The first opset with per-channel DequantizeLinear.
 _OPSET = 13
@@ -124,7 +124,7 @@ def integer_nodes(
     made = {name: node.name for node in graph.node for name in node.output}
     readers: dict[str, list[str]] = {output.name: [""] for output in graph.output}
     for node in graph.node:
-        for name in (*node.input, *_captured(node)):
+        for name in (*node.input, *captured(node)):
             readers.setdefault(name, []).append(node.name)
     changed = True
     while changed:
@@ -146,17 +146,6 @@ def _values(node: Any) -> Sequence[str]:
     if node.op_type in _ALL_VALUES:
         return list(node.input)
     return list(node.input)[_VALUES.get(node.op_type, slice(1))]
-
-
-def _captured(node: Any) -> set[str]:
-    """Return the names that the subgraphs of a node read."""
-    return {
-        name
-        for inner in subgraphs(node)
-        for part in graphs(inner)
-        for each in part.node
-        for name in each.input
-    }
 
 
 def _begins_layer(node: Any, weighted: Collection[str], weights: Collection[str]) -> bool:

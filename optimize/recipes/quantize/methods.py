@@ -15,9 +15,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from bundle.manifest import MODEL_NAME
 from optimize.data import Rows
 from optimize.recipes.base import MAX_INLINE_BYTES, save_graph
-from optimize.recipes.graphs import raise_opset
+from optimize.recipes.graphs import load_typed, raise_opset, sort_nodes, write_beside
+from optimize.recipes.observe import observe, show_values
 from optimize.recipes.quantize.layers import Layer, find_layers, integer_nodes, read_graph
 from registry.quiet import quiet
 from services.runtime.scorer import split_rows
@@ -35,6 +37,7 @@ _PLAIN = ("Gemm", "MatMul")
 
 # Percent of the values that the range of an activation covers.
 _PERCENTILE = 99.99
+_BINS = 2048
 
 # Products with a smaller share of the weights make a graph that is neither smaller nor faster.
 _MIN_SHARE = 0.1
@@ -184,9 +187,7 @@ def static_methods(
     weighted = _CALIBRATED if tensorrt else ("ConvTranspose", *_TABLES, *_CALIBRATED)
     graph = read_graph(source).graph
     find_layers(graph, weighted)  # before the calibration, which takes its time
-    ranges: dict[Calibrator, Any] = {
-        "minmax": _calibrate(source, rows, directory, operators, "minmax")
-    }
+    ranges: dict[Calibrator, Any] = {"minmax": _find_ranges(source, rows, directory, operators)}
     unbounded = _unbounded(ranges["minmax"])
     floats = {node.name for node in graph.node if unbounded & {*node.input, *node.output}}
     others = () if tensorrt else integer_nodes(graph, weighted, operators, floats)
@@ -195,9 +196,7 @@ def static_methods(
     calibrators: tuple[Calibrator, ...] = ("minmax", "percentile")
     for per_channel, calibrator in product(forms, calibrators):
         if calibrator not in ranges:
-            ranges[calibrator] = _calibrate(
-                source, rows, directory, operators, calibrator, leave=unbounded
-            )
+            ranges[calibrator] = _cut_ranges(source, rows, directory, ranges["minmax"], unbounded)
         yield Static(source, tensorrt, per_channel, calibrator, layers, ranges[calibrator])
 
 
@@ -208,41 +207,63 @@ def _operators(*, tensorrt: bool) -> tuple[str, ...]:
     return _CALIBRATED if tensorrt else tuple(sorted(every))
 
 
-def _calibrate(
-    source: Path,
-    rows: Rows,
-    directory: Path,
-    operators: Collection[str],
-    calibrator: Calibrator,
-    *,
-    leave: Collection[str] = (),
-) -> Any:
-    """Return the range of each activation but those named in `leave`.
-
-    Memory is bounded by the activations of one batch.
-    """
+def _find_ranges(source: Path, rows: Rows, directory: Path, operators: Collection[str]) -> Any:
+    """Return the smallest and the largest value of each activation."""
     library = _library()
-    percentile = calibrator == "percentile"
-    methods = library.CalibrationMethod
-    options = {"percentile": _PERCENTILE, "symmetric": False} if percentile else {}
     with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet():
         folder = Path(scratch)
         model = read_graph(source)
         external = model.ByteSize() > MAX_INLINE_BYTES
         save_graph(model, folder)
         found = library.create_calibrator(
-            folder / "model.onnx",
+            folder / MODEL_NAME,
             list(operators),
             str(folder / "observed.onnx"),
-            methods.Percentile if percentile else methods.MinMax,
+            library.CalibrationMethod.MinMax,
             use_external_data_format=external,
-            extra_options=options,
         )
-        if leave:
-            found.tensors_to_calibrate = set(found.tensors_to_calibrate) - set(leave)
         for batch in split_rows(rows.inputs, BATCH):
             found.collect_data(_OneBatch(batch))
         return found.compute_data()
+
+
+def _cut_ranges(
+    source: Path, rows: Rows, directory: Path, ranges: Any, leave: Collection[str]
+) -> Any:
+    """Return `ranges` without their rarest values, but for those named in `leave`.
+
+    One histogram between the known limits of each activation takes no more memory for more rows;
+    the library's own grows with the ratio of later values to the first ones.
+    """
+    limits = {
+        name: (each.range_value[0].item(), each.range_value[1].item())
+        for name, each in ranges.items()
+        if name not in leave
+    }
+    counts = {name: np.zeros(_BINS, np.int64) for name in limits}
+    with (
+        tempfile.TemporaryDirectory(dir=directory) as plain,
+        tempfile.TemporaryDirectory(dir=directory) as shown,
+    ):
+        save_graph(read_graph(source), Path(plain))
+        model = load_typed(Path(plain, MODEL_NAME), data=False)
+        show_values(model, limits)
+        path = write_beside(model, Path(plain, MODEL_NAME), Path(shown), MODEL_NAME)
+        for values in observe(path, rows):
+            for name, each in limits.items():
+                counts[name] += np.histogram(values[name], _BINS, each)[0]
+    cut = {name: _cut(counts[name], *each) for name, each in limits.items()}
+    library = _library("calibrate")
+    return library.TensorsData(library.CalibrationMethod.MinMax, cut)
+
+
+def _cut(counts: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the bins that hold _PERCENTILE of the values between `low` and `high`."""
+    tail = (1.0 - _PERCENTILE / 100.0) / 2.0
+    shares = np.cumsum(counts) / max(1, counts.sum())
+    edges = np.linspace(low, high, _BINS + 1)
+    first, last = np.searchsorted(shares, (tail, 1.0 - tail))
+    return np.array(edges[first], np.float32), np.array(edges[last + 1], np.float32)
 
 
 class _OneBatch:
@@ -324,5 +345,6 @@ def _library(module: str = "") -> Any:
 
 def _save(model: Any, directory: Path) -> None:
     """Write the library's `model`, which has new nodes at the end."""
-    model.topological_sort()
+    # The library's own sort does not see what a branch or a loop body reads.
+    sort_nodes(model.model.graph)
     save_graph(model.model, directory)

@@ -335,6 +335,63 @@ def test_int8__a_killed_search__resumes_with_its_costs(
     assert again == details
 
 
+def late_branch(path: Path) -> Path:
+    """A net whose branches read the last of three products, and whose condition reads `x`."""
+
+    def branch(name: str) -> Any:
+        made = f"{name}_y"
+        nodes = [
+            helper.make_node("MatMul", ["p", "w"], [f"{name}_m"]),
+            helper.make_node(name, [f"{name}_m"], [made]),
+        ]
+        return helper.make_graph(
+            nodes, name, [], [helper.make_tensor_value_info(made, onnx.TensorProto.FLOAT, None)]
+        )
+
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="one"),
+        helper.make_node("Relu", ["a"], ["b"], name="relu"),
+        helper.make_node("MatMul", ["b", "w"], ["p"], name="two"),
+        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0, name="top"),
+        helper.make_node("Greater", ["top", "one"], ["large"], name="compare"),
+        helper.make_node(
+            *("If", ["large"], ["y"]),
+            name="if",
+            then_branch=branch("Relu"),
+            else_branch=branch("Tanh"),
+        ),
+    ]
+    weight = np.random.default_rng(5).normal(0, 0.25, (16, 16)).astype(np.float32)
+    arrays = {"w": weight, "one": np.array(1, np.float32)}
+    return save_net(path, nodes, arrays, (["n", "tokens", 16], ["n", "tokens", 16]))
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.name)
+def test_int8__a_branch_reads_a_late_value__is_behind_what_makes_it(
+    tmp_path: Path, recipe: Recipe
+) -> None:
+    """The library sorts nodes without the values that their branches read."""
+    source, directory = late_branch(tmp_path / "net"), out(tmp_path)
+    recipe.build(source, directory, workbench(source, token_rows()))
+    assert "If" in operators(directory)
+    assert distance(source, directory, token_rows()) < 0.1
+
+
+def test_calibration__later_values_a_billion_times_larger__need_no_larger_histogram(
+    tmp_path: Path,
+) -> None:
+    """The library would make a histogram with 128 billion bins of them."""
+    source = single_net(tmp_path / "net")
+    rows, judged = token_rows(300), token_rows(300)
+    rows.inputs["x"][:8] *= 1e-9
+    rows.inputs["x"][8, 0, 0] = 3000.0
+    bench = workbench(source, judged, limit=0.05)
+    details = Int8Static().build(
+        source, out(tmp_path), Workbench(rows, bench.quality, bench.store, bench.step)
+    )
+    assert details.settings["calibrator"] == "percentile"
+
+
 def test_calibration__an_outlier_spoils_minmax__percentiles_are_taken(tmp_path: Path) -> None:
     source = single_net(tmp_path / "net")
     judged, rows = token_rows(300), token_rows(300)

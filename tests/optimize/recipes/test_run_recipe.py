@@ -67,6 +67,24 @@ def leaving_weights_elsewhere(source: Path, directory: Path) -> Details:
     return Details()
 
 
+def unsorted(source: Path, directory: Path) -> Details:
+    model = onnx.load(str(source))
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[1:], nodes[0]])
+    onnx.save(model, str(directory / "model.onnx"))
+    return Details()
+
+
+def of_another_shape(source: Path, directory: Path) -> Details:
+    """A graph that the checker accepts; only strict inference sees that a product cannot be."""
+    model = onnx.load(str(source))
+    weight = next(each for each in model.graph.initializer if each.name == "first")
+    weight.dims[:] = [128, 64]
+    onnx.save(model, str(directory / "model.onnx"))
+    return Details()
+
+
 def build(body: Body, tmp_path: Path) -> Details:
     out = tmp_path / "out"
     out.mkdir(parents=True)
@@ -95,6 +113,29 @@ def test_run_recipe__a_good_recipe__returns_its_details(tmp_path: Path) -> None:
 def test_run_recipe__a_fault__is_the_reason(tmp_path: Path, body: Body, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         build(body, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "operator"), [(unsorted, "OpType: Relu"), (of_another_shape, "MatMul.*first_product")]
+)
+def test_run_recipe__an_invalid_graph__names_recipe_operator_and_remedy(
+    tmp_path: Path, body: Body, operator: str
+) -> None:
+    remedy = "; leave the recipe out with --recipes, or export the model with another opset$"
+    with pytest.raises(ValueError, match=f"strange wrote is invalid: .*{operator}.*{remedy}"):
+        build(body, tmp_path)
+
+
+def test_run_recipe__a_source_that_the_checker_rejects__is_no_fault_of_the_recipe(
+    tmp_path: Path,
+) -> None:
+    broken, out = tmp_path / "broken", tmp_path / "out"
+    broken.mkdir()
+    out.mkdir()
+    source = network(tmp_path / "source")
+    of_another_shape(source, broken)
+    details = run_recipe(Strange(copied), broken / "model.onnx", out, bench(source, images()))
+    assert details == Details({"copied": "yes"})
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
