@@ -7,9 +7,11 @@ import functools
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, Self, overload
 
 import click
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 DEBUG_VARIABLE = "MLCTL_DEBUG"
 PIPE_WIDTH = 400
+LOG_SECONDS = 10.0
 
 
 class CommandOutput:
@@ -54,10 +57,14 @@ class CommandOutput:
         return not self.as_json and self._terminal and self.stderr.is_terminal
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[Callable[[str], None]]:
-        """Show a status line while the block runs; the yielded function sets its text."""
+    def working(self, *, log: bool = False) -> Iterator[Callable[[str], None]]:
+        """Show a status line while the block runs; the yielded function sets its text.
+
+        With `log` the text is printed every 10 s where no line can move, as in a pipe.
+        """
         if not self.live:
-            yield lambda _text: None
+            with _Log(self.note, LOG_SECONDS) if log else contextlib.nullcontext() as printed:
+                yield (lambda _text: None) if printed is None else printed.set
             return
         from rich.text import Text
 
@@ -145,6 +152,33 @@ class CommandOutput:
             if error.hint:
                 self.stderr.print(f"Hint: {printable(error.hint)}", markup=False)
         raise click.exceptions.Exit(error.spec.exit_code)
+
+
+class _Log:
+    """Prints the latest text as a note every few seconds, with the time since the first one."""
+
+    def __init__(self, note: Callable[[str], None], seconds: float) -> None:
+        self._note, self._seconds = note, seconds
+        self._text = ""
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def set(self, text: str) -> None:
+        self._text = text
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        begin = time.monotonic()
+        while not self._end.wait(self._seconds):
+            if self._text:
+                self._note(f"  {self._text} ({time.monotonic() - begin:.0f} s)")
 
 
 def _echo(text: str) -> None:

@@ -8,12 +8,15 @@ times of one measurement are ever compared.
 from __future__ import annotations
 
 import errno
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from bundle.clock import Clock
 from bundle.entries import Entry, Key, hash_key
@@ -33,6 +36,7 @@ from optimize.recipes.base import (
     DATA_NAME,
     Details,
     NotApplicableError,
+    Quality,
     Recipe,
     Target,
     Workbench,
@@ -40,6 +44,14 @@ from optimize.recipes.base import (
 from optimize.recipes.generation import GenerationRecipe
 from optimize.recipes.graphs import invalid
 from optimize.source_graph import ExportedModel
+from optimize.time_limit import (
+    OutOfTimeError,
+    Pace,
+    Seconds,
+    TimeLimit,
+    by_promise,
+    graph_pace,
+)
 from optimize.variant import (
     Measured,
     Timings,
@@ -62,7 +74,7 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _FILES = frozenset({MODEL_NAME, DATA_NAME})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attempt:
     """The inputs that all recipes of one run share.
 
@@ -76,17 +88,42 @@ class Attempt:
     clock: Clock
     fresh: bool = False
     crashed: Mapping[str, str] = field(default_factory=dict)
+    limit: TimeLimit | None = None
 
-    def make_variant(self, recipe: Recipe) -> Variant:
+    def limited(self, seconds: float, end: float) -> Self:
+        """Return the attempt with a limit of `seconds`, which ends at `end` on its clock."""
+        return replace(self, limit=TimeLimit(seconds, end, self.clock, self.pace()))
+
+    def make_variants(self, recipes: Sequence[Recipe]) -> list[Variant]:
+        """Make the variant of each recipe; if time is limited, of those first that promise most.
+
+        The first of all is never skipped, so that there is something to choose.
+        """
+        if self.limit is None:
+            return [self.make_variant(recipe) for recipe in recipes]
+        latency = self.latency_seconds(self.limit.pace).low
+        found: dict[str, Variant] = {}
+        for recipe in by_promise(recipes, self.device.target, self.goals.prefer):
+            measured = [each for each in found.values() if each.measured is not None]
+            left = math.inf
+            if measured:
+                left = self.limit.left() - (len(measured) + 1) * latency
+            found[recipe.name] = self.make_variant(recipe, left)
+        return [found[recipe.name] for recipe in recipes]
+
+    def make_variant(self, recipe: Recipe, seconds: float = math.inf) -> Variant:
         """Build, check and judge `recipe`'s variant, or take it from the cache; it is not timed.
 
-        An error of the recipe becomes the variant's `failure`; errors of the disk are raised.
+        An error of the recipe becomes the variant's `failure`; errors of the disk are raised. It is
+        skipped if it would take longer than `seconds`, and ended when it does: nothing of it is
+        cached then but the layers that were measured.
         """
         self._report(recipe, StepStatus.STARTED)
         try:
             self._require_no_crash(recipe)
+            end = self._end(recipe, seconds)
             model = fetch_or_build(
-                self.model_key(recipe), lambda directory: self._build(recipe, directory)
+                self.model_key(recipe), lambda directory: self._build(recipe, directory, end)
             )
             entry = self._measure(recipe, model)
         except Exception as error:
@@ -94,10 +131,15 @@ class Attempt:
                 raise
             applicable = not isinstance(error, NotApplicableError)
             failure = _without_paths(first_line(error))
+            skipped = isinstance(error, OutOfTimeError)
             variant = Variant(
-                recipe.name, recipe.precision, None, failure=failure, applicable=applicable
+                *(recipe.name, recipe.precision, None),
+                failure=failure,
+                applicable=applicable,
+                skipped=skipped,
             )
             status = StepStatus.FAILED if applicable else StepStatus.NOT_APPLICABLE
+            status = StepStatus.SKIPPED if skipped else status
             self._report(recipe, status, variant)
             return variant
         variant = Variant(recipe.name, recipe.precision, load_measured(entry.root), model.root)
@@ -187,8 +229,39 @@ class Attempt:
         batching_options = self.exported.baseline.batching_options
         return {**self._metric_key(), **batching_options.key, **self.goals.accuracy_only()}
 
-    def _build(self, recipe: Recipe, directory: Path) -> None:
-        details = run_recipe(recipe, self.exported.graph, directory, self._bench(recipe))
+    def seconds(self, recipe: Recipe, pace: Pace) -> Seconds:
+        """Return how long `make_variant` takes by the source's `pace`, without what is cached."""
+        baseline, found = self.exported.baseline, Seconds()
+        if not is_cached(self.model_key(recipe)):
+            found += pace.build(recipe, self.exported.calibration.count)
+        if not is_cached(self.measure_key(recipe)):
+            found += pace.judge(baseline.rows.count, baseline.batching.max_rows)
+        return found
+
+    def latency_seconds(self, pace: Pace) -> Seconds:
+        """Return how long one variant is timed."""
+        if not self.device.timed:
+            return Seconds()
+        return pace.latency(self.exported.baseline.batching.buckets)
+
+    def pace(self) -> Pace:
+        """Return the pace of the source model's graph."""
+        return graph_pace(self.exported.graph, self.exported.calibration, self.clock)
+
+    def _end(self, recipe: Recipe, seconds: float) -> float:
+        """Return when `recipe` must end; OutOfTimeError if it would certainly take longer."""
+        # What is cached takes no time, and so is never skipped.
+        if self.limit is not None and self.seconds(recipe, self.limit.pace).low > max(0, seconds):
+            raise OutOfTimeError(self.limit.reason)
+        return self.clock.monotonic() + seconds
+
+    def _require_time(self, end: float) -> None:
+        if self.limit is not None and self.clock.monotonic() > end:
+            raise OutOfTimeError(self.limit.reason)
+
+    def _build(self, recipe: Recipe, directory: Path, end: float = math.inf) -> None:
+        bench = self._bench(recipe, end)
+        details = run_recipe(recipe, self.exported.graph, directory, bench)
         save_details(details, directory)
 
     def _measure(self, recipe: Recipe, model: Entry) -> Entry:
@@ -230,22 +303,29 @@ class Attempt:
             raise ValueError(f"TensorRT's importer rejects it: {verdict.reason}")
         return f"accepted by the importer of {verdict.importer_version}"
 
-    def _bench(self, recipe: Recipe) -> Workbench:
-        exported = self.exported
-        baseline = exported.baseline
-        return Workbench(
-            calibration=exported.calibration,
-            quality=QualityMeter(
-                exported.graph,
-                exported.calibration,
-                baseline.batching.max_rows,
-                baseline.metric,
-                self.goals,
-                baseline.rows.count,
-            ),
-            store=self._store,
-            step=self._step(recipe),
+    @cached_property
+    def _meter(self) -> QualityMeter:
+        """What all recipes measure with: the source's answers to the rows are computed once."""
+        baseline = self.exported.baseline
+        return QualityMeter(
+            self.exported.graph,
+            self.exported.calibration,
+            baseline.batching.max_rows,
+            baseline.metric,
+            self.goals,
+            baseline.rows.count,
         )
+
+    def _bench(self, recipe: Recipe, end: float) -> Workbench:
+        def quality(directory: Path) -> Quality:
+            self._require_time(end)
+            return self._meter(directory)
+
+        def store(key: Key, build: Callable[[Path], None]) -> Path:
+            self._require_time(end)
+            return self._store(key, build)
+
+        return Workbench(self.exported.calibration, quality, store, self._step(recipe))
 
     def _store(self, key: Key, build: Callable[[Path], None]) -> Path:
         return fetch_or_build({**key, "export": self.exported.key}, build).root

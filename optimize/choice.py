@@ -31,6 +31,7 @@ class VariantVerdict(StrEnum):
     REJECTED = "rejected"
     FAILED = "failed"
     NOT_APPLICABLE = "not applicable"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ def _fault(variant: Variant, goals: Goals) -> str | None:
 
 
 def _unmeasured(variant: Variant) -> VariantVerdict:
+    if variant.skipped:
+        return VariantVerdict.SKIPPED
     return VariantVerdict.FAILED if variant.applicable else VariantVerdict.NOT_APPLICABLE
 
 

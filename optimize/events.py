@@ -21,7 +21,7 @@ class Stage(StrEnum):
 class StepStatus(StrEnum):
     """The state of a step. CACHED is finished without work.
 
-    FAILED and NOT_APPLICABLE do not stop the others.
+    FAILED, NOT_APPLICABLE and SKIPPED, for lack of time, do not stop the others.
     """
 
     STARTED = "started"
@@ -30,6 +30,7 @@ class StepStatus(StrEnum):
     CACHED = "cached"
     FAILED = "failed"
     NOT_APPLICABLE = "not applicable"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,6 +258,7 @@ def _proof(item: Judged) -> dict[str, Any]:
         "accurate": item.accurate,
         "chosen": item.chosen,
         "applicable": item.variant.applicable,
+        "skipped": item.variant.skipped,
         "failure": item.variant.failure,
         "proof": None if measured is None else measured.proof(),
     }

@@ -94,6 +94,7 @@ def optimize(
     require_onnxruntime()
     goals, options = goals or Goals(), options or OptimizeOptions()
     progress, clock = progress or Silent(), clock or SystemClock()
+    began = clock.monotonic()
     prepared, recipes = _prepare(uri, data, catalog, options, recipes, progress)
     require_labels_for(
         goals, labelled=prepared.metric is not None, champion=options.against_champion
@@ -106,7 +107,9 @@ def optimize(
         goals = judged_by_champion(goals, catalog, prepared)
     device = find_device(options.target, exported.graph)
     attempt = start_attempt(exported, goals, device, options, progress, clock, crashed or {})
-    variants = attempt.with_latencies([attempt.make_variant(recipe) for recipe in recipes])
+    if options.max_seconds is not None:
+        attempt = attempt.limited(options.max_seconds, began + options.max_seconds)
+    variants = attempt.with_latencies(attempt.make_variants(recipes))
     judged = choose(variants, goals)
     report = make_report(exported, goals, device, judged)
     page = report_html(report)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bundle.clock import SystemClock
 from bundle.packages import require_onnxruntime
+from optimize.attempt import Attempt
 from optimize.cache import is_cached
 from optimize.device import RunDevice, find_device
 from optimize.events import Silent
 from optimize.goals import Goals, require_fitting_limit, require_labels_for
 from optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
 from optimize.prepare import OptimizeOptions, Prepared
+from optimize.proofs.reference import load_reference
 from optimize.recipes.base import Recipe, Target
 from optimize.recipes.discovery import discover
 from optimize.recipes.generation import GenerationRecipe
 from optimize.source_graph import export_key
+from optimize.time_limit import Pace, Seconds, measure_pace
 from registry.catalog import Catalog, SourceModel
 
 
@@ -37,7 +40,9 @@ class OptimizePlan:
     """The steps that would run. `missing` says why the target is not on this machine.
 
     `gates` are the limits in words. `excluded` maps the recipes that do not support the target
-    to the targets that they support.
+    to the targets that they support. `seconds` is how long the steps take that are not cached, but
+    for the export and what is only known after it (searches); None for a language model. `pace` is
+    what it was counted with.
     """
 
     source: str
@@ -49,6 +54,18 @@ class OptimizePlan:
     gates: str
     steps: tuple[Step, ...]
     excluded: Mapping[str, str]
+    pace: Pace | None = None
+    seconds: Seconds | None = None
+
+    @property
+    def time(self) -> str | None:
+        """How long it takes, in words."""
+        if self.seconds is None or self.pace is None:
+            return None
+        row = f"{1000 * (self.pace.call + self.pace.row):.3g} ms for a row of the source model"
+        exported = self.steps[0].cached
+        more = "" if exported else ", and the export and searches that follow from it"
+        return f"{self.seconds.words}{more}, by {row}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the form that `--dry-run --json` prints."""
@@ -72,6 +89,9 @@ def make_plan(
     require_fitting_limit(goals, prepared.metric)
     recipes = fitting_recipes(recipes, prepared.source, options)
     device = _device(options.target)
+    attempt = _attempt(prepared, goals, device, options)
+    steps = tuple(_steps(attempt, device, recipes))
+    pace, seconds = _time(prepared, attempt, device, recipes)
     return OptimizePlan(
         source=prepared.source.uri,
         data=prepared.raw.sha256,
@@ -80,25 +100,26 @@ def make_plan(
         target=options.target.value,
         missing=device.missing,
         gates=goals.words(prepared.metric),
-        steps=tuple(_steps(prepared, goals, device, options, recipes)),
+        steps=steps,
         excluded=_excluded(prepared.source, options.target),
+        pace=pace,
+        seconds=seconds,
     )
 
 
-def _steps(
-    prepared: Prepared,
-    goals: Goals,
-    device: RunDevice,
-    options: OptimizeOptions,
-    recipes: Sequence[Recipe],
-) -> Iterator[Step]:
-    exported = is_cached(export_key(prepared))
-    yield Step("export", exported)
-    attempt = None
-    if exported:
-        source = export_model(prepared)
-        goals = goals.resolved(source.baseline.metric, source.baseline.score)
-        attempt = start_attempt(source, goals, device, options, Silent(), SystemClock(), {})
+def _attempt(
+    prepared: Prepared, goals: Goals, device: RunDevice, options: OptimizeOptions
+) -> Attempt | None:
+    """Return what would make the variants; None before the export."""
+    if not is_cached(export_key(prepared)):
+        return None
+    source = export_model(prepared)
+    goals = goals.resolved(source.baseline.metric, source.baseline.score)
+    return start_attempt(source, goals, device, options, Silent(), SystemClock(), {})
+
+
+def _steps(attempt: Attempt | None, device: RunDevice, recipes: Sequence[Recipe]) -> Iterator[Step]:
+    yield Step("export", attempt is not None)
     for recipe in recipes:
         built = attempt is not None and is_cached(attempt.model_key(recipe))
         yield Step(f"{recipe.name}: build", built, recipe.tuned)
@@ -107,6 +128,40 @@ def _steps(
     if device.timed:
         yield Step("latency", attempt is not None and attempt.latencies_cached(recipes))
     yield Step("publish", cached=False)
+
+
+def _time(
+    prepared: Prepared, attempt: Attempt | None, device: RunDevice, recipes: Sequence[Recipe]
+) -> tuple[Pace | None, Seconds | None]:
+    """Run the graph, or before the export the source model, and count the passes to do."""
+    if prepared.source.generates:
+        return None, None
+    found = Seconds()
+    if attempt is not None:
+        pace = attempt.pace()
+        for recipe in recipes:
+            found += attempt.seconds(recipe, pace)
+        if not attempt.latencies_cached(recipes):
+            found += attempt.latency_seconds(pace).times(len(recipes))
+        return pace, found
+    pace = measure_pace(load_reference(prepared.source).run, prepared.calibration, SystemClock())
+    # A call of the graph may take as long as one of the source's library, or no time at all.
+    low, high = (
+        _uncached(each, prepared, device, recipes) for each in (replace(pace, call=0.0), pace)
+    )
+    return pace, Seconds(low.low, high.high)
+
+
+def _uncached(
+    pace: Pace, prepared: Prepared, device: RunDevice, recipes: Sequence[Recipe]
+) -> Seconds:
+    batching, found = prepared.batching_options.batching(row_independent=True), Seconds()
+    for recipe in recipes:
+        found += pace.build(recipe, prepared.calibration.count)
+        found += pace.judge(prepared.held_out.count, batching.max_rows)
+        if device.timed:
+            found += pace.latency(batching.buckets)
+    return found
 
 
 def _device(target: Target) -> RunDevice:

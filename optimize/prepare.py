@@ -34,6 +34,8 @@ class OptimizeOptions:
         columns: the columns of the data that feed each input.
         against_champion: judge the variants by the @champion's score, too.
         fresh: do not use latencies of an earlier run.
+        max_seconds: the time that all may take; what promises least is left out. The export, the
+            baseline and the latencies are never left out, and may take longer. None for no limit.
     """
 
     target: Target = Target.CPU
@@ -45,6 +47,7 @@ class OptimizeOptions:
     columns: ColumnMap = field(default_factory=dict)
     against_champion: bool = False
     fresh: bool = False
+    max_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

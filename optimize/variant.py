@@ -106,6 +106,7 @@ class Variant:
     """One recipe's result: `measured` and the `model` directory, or the `failure`.
 
     A recipe that is not `applicable` found nothing to change in the model; `failure` says what.
+    For one that was `skipped` no time was left.
     """
 
     recipe: str
@@ -114,6 +115,7 @@ class Variant:
     model: Path | None = None
     failure: str | None = None
     applicable: bool = True
+    skipped: bool = False
 
 
 def save_measured(measured: Measured, directory: Path) -> None:

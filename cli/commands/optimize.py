@@ -155,8 +155,16 @@ class OptimizeCommand:
         metavar="FILE.html",
         help="Write the report to this file, even if no variant passes.",
     )
+    max_time: float | None = option(
+        type=_POSITIVE,
+        metavar="SECONDS",
+        help="Leave out the least promising variants, so that all takes no longer. The export, the "
+        "baseline and the latencies always run.",
+    )
     fresh: bool = option(help="Measure latency again instead of using an earlier run's.")
-    dry_run: bool = option(help="List what would run, without running it.")
+    dry_run: bool = option(
+        help="List what would run, without running it, and estimate how long it takes."
+    )
 
 
 @click.command(epilog=_EPILOG)
@@ -270,6 +278,7 @@ def _arguments(options: OptimizeCommand) -> _Arguments:
             columns=parse_map(options.map),
             against_champion=limit == _CHAMPION,
             fresh=options.fresh,
+            max_seconds=options.max_time,
         ),
         "recipes": select(names, target) if options.recipes else None,
     }
@@ -280,7 +289,7 @@ def _run(output: CommandOutput, model: str, options: OptimizeCommand) -> Optimiz
     from optimize.supervision import this_process
 
     arguments = _arguments(options)
-    with interruptible(), only_results_on_stdout(), output.working() as show:
+    with interruptible(), only_results_on_stdout(), output.working(log=True) as show:
         child = this_process()
         progress = child.watched(StepDisplay(output, show))
         return run(model, options.data, **arguments, progress=progress, crashed=child.crashed)
@@ -304,6 +313,8 @@ def _print_plan(output: CommandOutput, plan: OptimizePlan) -> None:
         f"{plan.held_out_rows} others judge"
     )
     output.line(f"Gates: {plan.gates}")
+    if plan.time is not None:
+        output.line(f"Time: {plan.time}")
     notes = {True: "searches for layers to keep in float if it misses a gate", False: ""}
     rows = (
         (step.name, "cached" if step.cached else "to do", notes[step.searches])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -17,6 +17,9 @@ SEED = 20_240_229
 # At most one row in four calibrates: calibration needs ranges, a verdict needs numbers.
 _CALIBRATION_SHARE = 4
 
+# Of an array that is compared in float64, with several copies of each slice.
+_SLICE_VALUES = 1 << 20
+
 
 def row_count(tensors: Tensors) -> int:
     """Return the first dimension of the first tensor."""
@@ -28,6 +31,13 @@ def row_bytes(row: np.ndarray) -> bytes:
     array = np.asarray(row)
     # Text has no buffer, and two texts are not one longer text.
     return repr(array.tolist()).encode() if array.dtype.kind in "OS" else array.tobytes()
+
+
+def row_slices(array: np.ndarray) -> Iterator[slice]:
+    """Yield consecutive slices of the rows, each of a few megabytes."""
+    count = max(1, _SLICE_VALUES * len(array) // max(1, array.size))
+    for start in range(0, len(array), count):
+        yield slice(start, start + count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from optimize.metrics.latency import measure_interleaved
 from optimize.metrics.parity import compare
 from optimize.recipes.generation import GenerationRecipe
 from optimize.recipes.graphs import opset_of
+from optimize.time_limit import Pace
 from optimize.variant import Measured, Timings, Variant, load_details
 
 # Between two runtimes in fp32; rounding gives 1e-6 to 1e-4.
@@ -41,11 +42,15 @@ class _Timed:
         return {"tokens": np.array(tokens)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GenerationAttempt(Attempt):
     """The inputs that all variants of one language model share."""
 
     exported: SourceAnswers
+
+    def pace(self) -> Pace:
+        """Return no pace: how long an answer takes depends on its text."""
+        return Pace(0.0, 0.0)
 
     def _measured(self, root: Path) -> Measured:
         import onnx

@@ -137,6 +137,34 @@ def measure_interleaved(
     return {name: tuple(latencies) for name, latencies in found.items()}
 
 
+def fewest_seconds(run: float) -> float:
+    """Return how long a variant is measured at one batch size, if it is soon decided.
+
+    `run` is the time of one run, in seconds.
+    """
+    rounds = max(_MIN_ROUNDS * _each(run), _SECONDS)
+    return _warm_seconds(run) + _bounded(run, rounds)
+
+
+def most_seconds(run: float) -> float:
+    """Return how long a variant is measured at one batch size at most."""
+    return _warm_seconds(run) + _bounded(run, _MAX_SECONDS)
+
+
+def _bounded(run: float, seconds: float) -> float:
+    most = min(seconds, _MAX_SECONDS, _MAX_ROUNDS * _each(run))
+    return max(most, _SMALLEST_ROUNDS * _each(run))
+
+
+def _each(run: float) -> float:
+    """Return the seconds of a round, with the untimed run before a short one."""
+    return run * (1 + (run < _CACHE_SECONDS))
+
+
+def _warm_seconds(run: float) -> float:
+    return max(run, min(_WARM_UP_RUNS * run, _WARM_UP_SECONDS))
+
+
 def _measure_batch(
     sessions: Mapping[str, Session],
     batch: int,

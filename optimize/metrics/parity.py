@@ -6,6 +6,7 @@ even if the part that differs between rows is lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from bundle.output_kinds import OutputKind, agreement, output_kind, same_steps
 from optimize.data import Tensors
+from optimize.data.rows import row_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,7 @@ def centred_cosine(reference: np.ndarray, found: np.ndarray) -> float:
 
     1 if neither varies, 0 if only one of them does.
     """
-    centre = reference.mean(axis=0, keepdims=True)
-    first, second = (reference - centre).ravel(), (found - centre).ravel()
-    norms = float(np.linalg.norm(first)), float(np.linalg.norm(second))
-    if min(norms) == 0.0:
-        return 1.0 if max(norms) == 0.0 else 0.0
-    return float(np.clip((first / norms[0]) @ (second / norms[1]), -1.0, 1.0))
+    return _distances(reference, found)[2]
 
 
 def finite(tensors: Tensors) -> bool:
@@ -112,18 +109,36 @@ def _compare(name: str, reference: np.ndarray, outputs: Tensors) -> OutputParity
         steps = float(same_steps(reference, found).mean())
     if reference.dtype.kind not in "fiub":
         return OutputParity(kind, 0.0, 0.0, 1.0, share)
-    first, second = reference.astype(np.float64), found.astype(np.float64)
+    max_abs_error, relative_l2, cosine = _distances(reference, found)
     return OutputParity(
         kind=kind,
-        max_abs_error=float(np.abs(first - second).max(initial=0.0)),
-        relative_l2=_relative_l2(first, second),
-        centred_cosine=centred_cosine(first, second),
+        max_abs_error=max_abs_error,
+        relative_l2=relative_l2,
+        centred_cosine=cosine,
         agreement=share,
         step_agreement=steps,
     )
 
 
-def _relative_l2(reference: np.ndarray, found: np.ndarray) -> float:
-    """Norm of the difference over the norm of `reference`; the plain norm if that is zero."""
-    norm = float(np.linalg.norm(reference))
-    return float(np.linalg.norm(reference - found)) / (norm or 1.0)
+def _distances(reference: np.ndarray, found: np.ndarray) -> tuple[float, float, float]:
+    """Return the largest difference, the relative L2 and the centred cosine.
+
+    The relative L2 is the norm of the difference if the reference's norm is zero. Computed in
+    float64, a few rows at a time: of large outputs one copy would be a gigabyte.
+    """
+    centre = reference.mean(axis=0, dtype=np.float64, keepdims=True)
+    largest = 0.0
+    sums = np.zeros(5)
+    for part in row_slices(reference):
+        first, second = reference[part].astype(np.float64), found[part].astype(np.float64)
+        error = first - second
+        largest = max(largest, float(np.abs(error).max(initial=0.0)))
+        sums[:2] += np.vdot(error, error), np.vdot(first, first)
+        first -= centre
+        second -= centre
+        sums[2:] += np.vdot(first, second), np.vdot(first, first), np.vdot(second, second)
+    distance, norm, own, other = (math.sqrt(each) for each in sums[[0, 1, 3, 4]])
+    cosine = 1.0 if max(own, other) == 0.0 else 0.0
+    if min(own, other) > 0.0:
+        cosine = min(1.0, max(-1.0, float(sums[2]) / own / other))
+    return largest, distance / (norm or 1.0), cosine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from optimize.data import Tensors
+from optimize.data.rows import row_slices
 
 _ABSOLUTE = 1e-6
 # Of the largest value of its row, or of its column if that is smaller.
@@ -39,21 +40,32 @@ def describe_difference(expected: Tensors, found: Tensors, output: str, row: int
 def _beyond_rounding(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
     if expected.shape != found.shape:
         return np.ones(len(expected), bool)
-    close = np.isclose(found, expected, rtol=0.0, atol=_allowed(expected), equal_nan=True)
-    return _rows(~close)
+    columns = tuple(range(max(expected.ndim - 1, 1)))
+    sizes = [
+        _sizes(expected[part]).max(axis=columns, initial=0.0, keepdims=True)
+        for part in row_slices(expected)
+    ]
+    of_column = np.max(sizes, axis=0, initial=0.0)
+    parts = [
+        _rows(~_is_close(expected[part], found[part], of_column)) for part in row_slices(expected)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, bool)
 
 
-def _allowed(expected: np.ndarray) -> np.ndarray:
-    """Return the largest difference that rounding explains, for each value."""
-    size = np.abs(np.where(np.isfinite(expected), expected, 0)).astype(np.float64)
-    axes = tuple(range(1, size.ndim))
-    of_row = size.max(axis=axes, initial=0.0, keepdims=True)
-    columns = tuple(range(max(size.ndim - 1, 1)))
-    of_column = size.max(axis=columns, initial=0.0, keepdims=True)
+def _is_close(expected: np.ndarray, found: np.ndarray, of_column: np.ndarray) -> np.ndarray:
+    """Return which values differ by no more than rounding explains.
+
+    `of_column` is the largest size in each column of all rows.
+    """
+    of_row = _sizes(expected).max(axis=tuple(range(1, expected.ndim)), initial=0.0, keepdims=True)
     precision = float(np.finfo(expected.dtype).eps)
-    of_tensor = max(_OF_TENSOR, precision) * float(size.max(initial=0.0))
-    allowed: np.ndarray = _ABSOLUTE + _OF_ROW * np.minimum(of_row, of_column) + of_tensor
-    return allowed
+    of_tensor = max(_OF_TENSOR, precision) * float(of_column.max(initial=0.0))
+    allowed = _ABSOLUTE + _OF_ROW * np.minimum(of_row, of_column) + of_tensor
+    return np.isclose(found, expected, rtol=0.0, atol=allowed, equal_nan=True)
+
+
+def _sizes(values: np.ndarray) -> np.ndarray:
+    return np.abs(np.where(np.isfinite(values), values, 0)).astype(np.float64)
 
 
 def _has_tie(scores: np.ndarray) -> np.ndarray:

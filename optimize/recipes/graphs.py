@@ -127,6 +127,18 @@ def float_constants(graph: Any) -> Iterator[tuple[str, np.ndarray]]:
                 yield name, numpy_helper.to_array(tensor)
 
 
+def count_matrices(path: Path) -> int:
+    """Return how many fp32 weights of two or more dimensions the file has, in branches too."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    return sum(
+        tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) >= 2
+        for graph in graphs(model.graph)
+        for tensor in graph.initializer
+    )
+
+
 def drop_unused_weights(graph: Any) -> None:
     """Remove weights that no node or output reads."""
     for inner in graphs(graph):

@@ -126,6 +126,8 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
             f"(relative L2 {error} beside outlier rows), so requests are not batched, and it was "
             "judged one row at a time."
         )
+    if any(item.verdict is VariantVerdict.SKIPPED for item in report.judged):
+        yield _skipped(report)
     if report.splits is not None:
         yield report.splits.sentence
     if report.excluded:
@@ -207,6 +209,8 @@ def _no_choice(report: OptimizeReport) -> Iterator[str]:
     others = verdicts.count(VariantVerdict.NOT_APPLICABLE)
     counts = f"{rejected} rejected by a goal, {failed} failed"
     counts += f", {others} not applicable" if others else ""
+    skipped = verdicts.count(VariantVerdict.SKIPPED)
+    counts += f", {skipped} skipped" if skipped else ""
     tried = "1 variant was" if len(verdicts) == 1 else f"{len(verdicts)} variants were"
     yield f"{tried} tried: {counts}. Nothing was registered."
     if rejected:
@@ -236,6 +240,16 @@ def _accuracy(report: OptimizeReport, found: Measured) -> str:
         f"{_drop_name(report.metric)} ends at "
         f"{score(drop.high)} (limit {report.goals.accuracy_drop:.4g})."
         + (_AGAINST_SOURCE if report.metric.against_source else "")
+    )
+
+
+def _skipped(report: OptimizeReport) -> str:
+    names = (
+        item.variant.recipe for item in report.judged if item.verdict is VariantVerdict.SKIPPED
+    )
+    return (
+        f"Not tried for lack of time: {', '.join(names)}. The same command without --max-time "
+        "continues from its cache."
     )
 
 

@@ -30,8 +30,10 @@ def test_progress__steps__has_a_status_and_a_line_for_each_finished_one(
     display.event(StepEvent(Stage.VARIANT, StepStatus.FINISHED, "fp32"))
     display.event(StepEvent(Stage.VARIANT, StepStatus.FAILED, "int4", "no kernel"))
     display.event(StepEvent(Stage.VARIANT, StepStatus.NOT_APPLICABLE, "int8", "no MatMul"))
+    display.event(StepEvent(Stage.VARIANT, StepStatus.SKIPPED, "fp16", "no time"))
     assert shown == ["fp32 ...", "fp32: sensitivity 1/2"]
-    assert capsys.readouterr() == ("", "  fp32 finished\n  int4 failed\n")
+    printed = "  fp32 finished\n  int4 failed\n  fp16 skipped: no time\n"
+    assert capsys.readouterr() == ("", printed)
     StepDisplay(CommandOutput(as_json=True), shown.append).event(
         StepEvent(Stage.VARIANT, StepStatus.FINISHED, "fp32")
     )

@@ -1,8 +1,10 @@
 import errno
 import json
+import re
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import click
@@ -11,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from bundle.errors import ErrorCode, MlctlError
 from cli.output import DEBUG_VARIABLE, CommandOutput, counted, printable, reporting
+from tests.support.wait import wait_until
 
 
 def run(error: BaseException | None, *args: str) -> Result:
@@ -31,6 +34,25 @@ def run(error: BaseException | None, *args: str) -> Result:
 def test_output__result_and_note__go_to_stdout_and_stderr() -> None:
     result = run(None)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "42\n", "thinking\n")
+
+
+def test_working__in_a_pipe_with_a_log__prints_the_latest_text_again_and_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.output.LOG_SECONDS", 0.01)
+    printed: list[str] = []
+
+    def has(text: str) -> bool:
+        printed.extend(capsys.readouterr().err.splitlines())
+        return sum(line.startswith(f"  {text} (") for line in printed) >= 2
+
+    with CommandOutput(as_json=False).working(log=True) as show:
+        show("int4: 1/9")
+        wait_until(lambda: has("int4: 1/9"))
+        show("int4: 2/9")
+        wait_until(lambda: has("int4: 2/9"))
+    assert re.fullmatch(r"  int4: 2/9 \(\d+ s\)", printed[-1])
+    assert not any("(_run)" in thread.name for thread in threading.enumerate())
 
 
 def test_line__in_a_pipe__is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

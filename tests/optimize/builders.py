@@ -67,6 +67,11 @@ def failed(recipe: str) -> Variant:
     return Variant(recipe, "int8", None, failure="no kernel")
 
 
+def skipped(recipe: str) -> Variant:
+    reason = "the time limit of 60 s leaves no time for it"
+    return Variant(recipe, "int8", None, failure=reason, skipped=True)
+
+
 def not_applicable(recipe: str) -> Variant:
     reason = "the model has no MatMul with FP32 weights"
     return Variant(recipe, "int8", None, failure=reason, applicable=False)

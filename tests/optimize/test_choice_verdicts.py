@@ -6,7 +6,7 @@ import pytest
 
 from optimize.choice import VariantVerdict, choose
 from optimize.goals import Goals, Prefer
-from tests.optimize.builders import failed, not_applicable, variant
+from tests.optimize.builders import failed, not_applicable, skipped, variant
 
 
 def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
@@ -16,6 +16,7 @@ def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
         variant("wrong", drop=0.5),
         variant("big", size=5_000_000),
         failed("broken"),
+        skipped("late"),
         not_applicable("int4"),
     ]
     judged = choose(variants, Goals(prefer=Prefer.SIZE, max_size_mb=1.0))
@@ -27,10 +28,12 @@ def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
         (False, False, False, VariantVerdict.REJECTED),
         (True, False, False, VariantVerdict.REJECTED),
         (False, False, False, VariantVerdict.FAILED),
+        (False, False, False, VariantVerdict.SKIPPED),
         (False, False, False, VariantVerdict.NOT_APPLICABLE),
     ]
     assert judged[0].reason == "chosen: the smallest that passes"
     assert judged[1].reason == "passes, but small wins by size"
+    assert judged[-2].reason == "skipped: the time limit of 60 s leaves no time for it"
     assert judged[-1].reason == "not applicable: the model has no MatMul with FP32 weights"
 
 

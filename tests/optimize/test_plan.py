@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +54,19 @@ def test_plan__at_first__lists_everything_and_does_nothing(
     assert (found.calibration_rows, found.held_out_rows) == (16, 48)
     assert list((home / "cache" / "optimize").iterdir()) == []
     assert onnx_catalog.published == []
+    assert found.time is not None
+    assert re.fullmatch(
+        r"(about .+|.+ to .+), and the export and searches that follow from it, by \S+ ms for a "
+        "row of the source model",
+        found.time,
+    )
 
 
 def test_plan__after_a_run__is_cached(onnx_catalog: MemoryCatalog, data: Path, home: Path) -> None:
     optimize("tiny", data, catalog=onnx_catalog, goals=GOALS, recipes=RECIPES)
-    assert to_do(plan(onnx_catalog, data)) == ["publish"]
+    done = plan(onnx_catalog, data)
+    assert to_do(done) == ["publish"]
+    assert (done.time or "").startswith("about 1 s, by ")
 
     other = OptimizeOptions(sampling=RowLimits(held_out_rows=20))
     assert "export" in to_do(plan(onnx_catalog, data, other))
@@ -100,4 +109,5 @@ def test_plan__a_mistake__is_found(onnx_catalog: MemoryCatalog, data: Path, tmp_
 def test_plan__document__is_json(onnx_catalog: MemoryCatalog, data: Path) -> None:
     document = plan(onnx_catalog, data).as_dict()
     assert document["steps"][-1] == {"name": "publish", "cached": False, "searches": False}
+    assert document["seconds"].keys() == {"low", "high"}
     assert json.loads(json.dumps(document)) == {**document, "steps": list(document["steps"])}

@@ -19,7 +19,7 @@ from optimize.recipes.base import Target
 from optimize.report import report_html
 from optimize.report.charts import Tradeoff, place_labels, tradeoff
 from optimize.report.page import SHOWN_LAYERS
-from tests.optimize.builders import failed, not_applicable, variant
+from tests.optimize.builders import failed, not_applicable, skipped, variant
 from tests.optimize.reports import layers, make_report, with_layers
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -46,6 +46,8 @@ REPORTS = {
     "all failed": make_report([failed("fp32"), failed("int8-cpu")]),
     "none applicable": make_report([not_applicable("int8-static")]),
     "one": make_report(GOOD[:1]),
+    "limited": make_report([*GOOD, skipped("int8-dynamic")]),
+    "nothing in time": make_report([failed("fp32"), skipped("int8-static")]),
     "no room": make_report([variant("fp32", drop=0.0)], Goals(max_accuracy_drop=0.0)),
     "row by row": make_report([variant("fp32"), variant("int8-cpu", batched=False)]),
 }
@@ -166,6 +168,11 @@ def test_report_html__rejected_and_failed_variants__have_their_reasons() -> None
     nothing = words(REPORTS["none applicable"])
     assert "No variant is applicable" in nothing
     assert "1 variant was tried: 0 rejected by a goal, 0 failed, 1 not applicable" in nothing
+
+
+def test_report_html__skipped_variants__are_named() -> None:
+    assert "Not tried for lack of time: int8-dynamic." in words(REPORTS["limited"])
+    assert "0 rejected by a goal, 1 failed, 1 skipped" in words(REPORTS["nothing in time"])
 
 
 def test_report_html__no_latency_or_labels__says_so() -> None:
