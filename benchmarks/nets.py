@@ -287,6 +287,37 @@ class VisionTransformer(nn.Module):
         return self.head(x.mean(1))  # type: ignore[no-any-return]
 
 
+class Recognizer(nn.Module):
+    """Convolutions over a line of text, attention over its steps, and a class for each step.
+
+    The shape of PP-OCR's recognizer; [rows, 3, 32, 160] to probabilities [rows, 40, 2000].
+    """
+
+    def __init__(self, width: int = 192, classes: int = 2000) -> None:
+        super().__init__()
+        self.filters = nn.Sequential(
+            nn.Conv2d(3, 48, 3, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(48, 96, 3, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(96, width, 3, (2, 1), 1),
+            nn.ReLU(),
+        )
+        self.layers = nn.ModuleList(EncoderLayer(width, 6) for _ in range(2))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.filters(x).mean(2).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x, torch.zeros(1))
+        return self.head(x).softmax(-1)  # type: ignore[no-any-return]
+
+
+def lines(rows: int) -> dict[str, np.ndarray]:
+    """Smooth random pictures of a line's shape, float32 [rows, 3, 32, 160]."""
+    return {"x": images(rows)["x"][:, :, ::7, :160].copy()}
+
+
 def pictures(size: int) -> Rows:
     """Return a function that makes smooth pictures of `size` pixels a side."""
 
@@ -340,5 +371,6 @@ NETS = (
     Net("unet-shaped", lambda: UNet().eval(), pictures(64), 64),
     Net("vit-shaped", lambda: VisionTransformer().eval(), pictures(64), 96),
     Net("resnet50-shaped", resnet50_shaped, pictures(112), 48),
+    Net("recognizer-shaped", lambda: Recognizer().eval(), lines, 96),
     Net("minilm-shaped", lambda: Encoder().eval(), tokens, 128),
 )

@@ -1,7 +1,8 @@
-"""The best int8 variant of each net beside the best one of ONNX Runtime's quantizer, on one thread.
+"""The variant that mlctl chooses for each net beside what ONNX Runtime's quantizers make of it.
 
 Every net goes through the real chain (MLflow, export, recipes, gates). The library quantizes the
-same graph with the same calibration rows, and its candidates pass the same gate. All take turns
+same graph with the same calibration rows at its defaults, and its files run in plain sessions, as
+its users open them; those that pass the same gate are chosen from by the same rule. All take turns
 on the same rows, and the CPU time of each run is compared with that of the same round, so that a
 slow moment of the machine affects all of them.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,19 +35,21 @@ from optimize.choice import choose
 from optimize.data import Tensors
 from optimize.goals import Goals, accuracy_faults
 from optimize.judge import run_rows
-from optimize.metrics.latency import TIE
+from optimize.metrics.latency import BatchLatency
 from optimize.metrics.parity import compare
 from optimize.metrics.scores import compare_metric
 from optimize.pipeline import optimize
 from optimize.prepare import OptimizeOptions, prepare
 from optimize.source_graph import ExportedModel, export_source
+from optimize.variant import Measured, Variant
 from registry.mlflow_catalog import MlflowCatalog
-from registry.quiet import quiet
+from registry.quiet import first_line, quiet
 from registry.tracking import configure_tracking
 from services.runtime.scorer import split_rows
-from services.runtime.session import open_session
+from services.runtime.session import OnnxSession, Session, open_session
 
 BATCHES = (1, 8, 32)
+FOREST = "forest"
 MIN_ROUNDS, MAX_ROUNDS = 9, 200
 ROUND_SECONDS = 4.0
 WARM_SECONDS = 0.02
@@ -52,14 +57,28 @@ WARM_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model file with its name in the table."""
+    """A model file with its name in the table; `plain` opens it without mlctl's settings."""
 
     name: str
     path: Path
+    plain: bool = False
 
     @property
     def megabytes(self) -> float:
         return self.path.stat().st_size / 1e6
+
+    def open(self) -> Session:
+        """Return its session, which runs on one thread."""
+        return open_plain(self.path) if self.plain else open_session(self.path)
+
+
+def open_plain(path: Path) -> Session:
+    """Open ONNX Runtime's own session with its defaults, on one thread."""
+    runtime: Any = import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    providers = ["CPUExecutionProvider"]
+    return OnnxSession(runtime.InferenceSession(str(path), options, providers=providers), "cpu")
 
 
 class _Reader:
@@ -73,36 +92,57 @@ class _Reader:
 
 
 def library_candidates(graph: Path, rows: Tensors, folder: Path) -> Iterator[Candidate]:
-    """Yield what `onnxruntime.quantization` makes with its default operators."""
+    """Yield what `onnxruntime.quantization` makes with its defaults; what fails is left out."""
     import onnx
 
     library: Any = import_module("onnxruntime.quantization")
     model = onnx.load(str(graph))
     del model.graph.value_info[:]  # with them its dynamic form fails after a Gemm
+
+    def dynamic(path: Path, per_channel: bool) -> None:
+        library.quantize_dynamic(copy.deepcopy(model), path, per_channel=per_channel)
+
+    def static(path: Path, per_channel: bool) -> None:
+        library.quantize_static(
+            copy.deepcopy(model),
+            path,
+            _Reader(rows),
+            per_channel=per_channel,
+            activation_type=library.QuantType.QUInt8,
+            weight_type=library.QuantType.QInt8,
+        )
+
     for per_channel in (False, True):
-        form = "per channel" if per_channel else "per tensor"
-        dynamic, static = folder / f"dynamic {form}.onnx", folder / f"static {form}.onnx"
-        with quiet():
-            library.quantize_dynamic(copy.deepcopy(model), dynamic, per_channel=per_channel)
-            library.quantize_static(
-                copy.deepcopy(model),
-                static,
-                _Reader(rows),
-                per_channel=per_channel,
-                activation_type=library.QuantType.QUInt8,
-                weight_type=library.QuantType.QInt8,
-            )
-        yield from (Candidate(path.stem, path) for path in (dynamic, static))
+        for write in (dynamic, static):
+            form = "per channel" if per_channel else "per tensor"
+            path = folder / f"{write.__name__} {form}.onnx"
+            try:
+                with quiet():
+                    write(path, per_channel)
+            except Exception as error:  # noqa: BLE001 - the library's errors have no common class
+                print(f"{path.stem}: {first_line(error)}", file=sys.stderr)
+                continue
+            yield Candidate(path.stem, path, plain=True)
 
 
-def passes(candidate: Candidate, exported: ExportedModel, goals: Goals) -> bool:
-    """Return whether the candidate meets the gates on the rows that judge mlctl's variants."""
+def judged(candidate: Candidate, exported: ExportedModel, goals: Goals) -> Measured | None:
+    """Return the candidate's numbers on the rows that judge mlctl's variants; None if it fails.
+
+    It fails if it does not run or misses a gate.
+    """
     baseline = exported.baseline
-    outputs = run_rows(open_session(candidate.path).run, baseline.rows, BATCHES[-1])
-    parity, score = compare(baseline.outputs, outputs), None
+    try:
+        outputs = run_rows(candidate.open().run, baseline.rows, BATCHES[-1])
+        parity, score = compare(baseline.outputs, outputs), None
+    except Exception as error:  # noqa: BLE001 - runtimes have no common exception
+        print(f"{candidate.name}: {first_line(error)}", file=sys.stderr)
+        return None
     if baseline.metric is not None and baseline.rows.labels is not None:
         score = compare_metric(baseline.metric, baseline.outputs, outputs, baseline.rows.labels)
-    return next(accuracy_faults(parity, score, goals), None) is None
+    if next(accuracy_faults(parity, score, goals), None) is not None:
+        return None
+    size = candidate.path.stat().st_size
+    return Measured(baseline.rows.count, exported.opset, size, parity, score)
 
 
 def speeds(candidates: Sequence[Candidate], rows: Tensors) -> dict[str, list[np.ndarray]]:
@@ -111,7 +151,7 @@ def speeds(candidates: Sequence[Candidate], rows: Tensors) -> dict[str, list[np.
     In each round every candidate runs once, in rotating order; a short run follows an untimed
     one, because the other candidates have filled the caches.
     """
-    sessions = {each.name: open_session(each.path) for each in candidates}
+    sessions = {each.name: each.open() for each in candidates}
     found: dict[str, list[np.ndarray]] = {name: [] for name in sessions}
     for batch in BATCHES:
         inputs = {name: np.resize(array, (batch, *array.shape[1:])) for name, array in rows.items()}
@@ -138,66 +178,108 @@ def paired(numerator: Sequence[np.ndarray], denominator: Sequence[np.ndarray]) -
     return [float(np.median(a / b)) for a, b in zip(numerator, denominator, strict=True)]
 
 
-def smallest_of_fastest(
-    candidates: Sequence[Candidate], gain: Mapping[str, Sequence[float]]
-) -> Candidate | None:
-    """Return the candidate that mlctl's own rule takes: by the latency of a single row, then size.
+def choice(
+    measured: Mapping[str, Measured], seconds: Mapping[str, Sequence[np.ndarray]], goals: Goals
+) -> str:
+    """Return which candidate mlctl's own rule chooses; the baseline is named fp32."""
+    variants = [
+        Variant(
+            name,
+            "fp32",
+            replace(
+                each,
+                latency=tuple(
+                    BatchLatency(batch, tuple(1000.0 * taken))
+                    for batch, taken in zip(BATCHES, seconds[name], strict=True)
+                ),
+            ),
+        )
+        for name, each in measured.items()
+    ]
+    return next(item.variant.recipe for item in choose(variants, goals) if item.chosen)
 
-    Another rule, such as the speed over all batch sizes, compares different kinds of variants.
-    """
-    fastest = max((gain[each.name][0] for each in candidates), default=0.0)
-    tied = [each for each in candidates if gain[each.name][0] * (1 + TIE) >= fastest]
-    return min(tied, key=lambda each: each.megabytes, default=None)
 
-
-def run_net(net: Net, home: Path, goals: Goals, table: ResultTable) -> None:
-    """Register and optimize the net; compare its best int8 variant with the library's."""
-    torch.manual_seed(0)
-    module = net.make()
-    rows = net.rows(net.count)
-    register(module, net, {name: array[:2] for name, array in rows.items() if name != "labels"})
-    data = home / f"{net.name}.npz"
+def run_model(
+    name: str, rows: Mapping[str, np.ndarray], home: Path, goals: Goals, table: ResultTable
+) -> None:
+    """Optimize the registered model `name` and compare what is chosen with the library's."""
+    data = home / f"{name}.npz"
     with data.open("wb") as file:
         np.savez(file, allow_pickle=False, **rows)
     catalog = MlflowCatalog()
-    optimized = optimize(net.name, data, catalog=catalog, goals=goals)
-    exported = export_source(prepare(catalog.resolve(net.name), data, OptimizeOptions()))
-    int8 = [item.variant for item in optimized.judged if item.variant.precision == "int8"]
-    chosen = next((item.variant for item in choose(int8, goals) if item.chosen), None)
+    optimized = optimize(name, data, catalog=catalog, goals=goals)
+    exported = export_source(prepare(catalog.resolve(name), data, OptimizeOptions()))
+    variant = optimized.chosen.variant
+    assert variant.model is not None
+    own = Candidate(variant.recipe, variant.model / MODEL_NAME)
+    plain = Candidate(f"{own.name} in a plain session", own.path, plain=True)
     fp32 = Candidate("fp32", exported.graph)
-    inputs = {name: array for name, array in rows.items() if name != "labels"}
+    inputs = {key: array for key, array in rows.items() if key != "labels"}
     with tempfile.TemporaryDirectory(dir=home) as folder:
-        others = [
-            each
-            for each in library_candidates(
-                exported.graph, exported.calibration.inputs, Path(folder)
-            )
-            if passes(each, exported, goals)
+        others = library_candidates(exported.graph, exported.calibration.inputs, Path(folder))
+        found = {each: judged(each, exported, goals) for each in others}
+        passing = {each: measured for each, measured in found.items() if measured is not None}
+        baseline = judged(fp32, exported, goals)
+        assert baseline is not None
+        timed = list(dict.fromkeys([fp32, own, plain, *passing]))
+        seconds = speeds(timed, inputs)
+        by_name = {"fp32": baseline, **{each.name: item for each, item in passing.items()}}
+        best = choice(by_name, seconds, goals)
+        fastest = [
+            min((*by_name, own.name), key=lambda each, at=at: np.median(seconds[each][at]))
+            for at in range(len(BATCHES))
         ]
-        own = []
-        if chosen is not None and chosen.model is not None:
-            own = [Candidate(chosen.recipe, chosen.model / MODEL_NAME)]
-        seconds = speeds([fp32, *own, *others], inputs)
-        gain = {name: paired(seconds[fp32.name], each) for name, each in seconds.items()}
-        best = smallest_of_fastest(others, gain)
         table.add(
-            net.name,
+            name,
             f"{fp32.megabytes:.2f}",
-            optimized.chosen.variant.recipe,
-            *(_cells(own[0], gain) if own else ("none", "-", "-")),
-            *(_cells(best, gain) if best else ("none", "-", "-")),
-            _ratio(own[0], best, seconds) if own and best else "-",
-            f"{own[0].megabytes / best.megabytes:.2f}" if own and best else "-",
+            own.name,
+            f"{own.megabytes:.2f}",
+            _ratios(seconds["fp32"], seconds[own.name]),
+            best,
+            _ratios(seconds["fp32"], seconds[best]),
+            ", ".join(each.name for each in found if each not in passing) or "none",
+            _ratios([seconds[each][at] for at, each in enumerate(fastest)], seconds[own.name]),
+            _ratios(seconds[plain.name], seconds[own.name]),
         )
 
 
-def _cells(candidate: Candidate, gain: Mapping[str, Sequence[float]]) -> tuple[str, str, str]:
-    speed = " / ".join(f"{each:.2f}" for each in gain[candidate.name])
-    return candidate.name, f"{candidate.megabytes:.2f}", speed
+def _ratios(numerator: Sequence[np.ndarray], denominator: Sequence[np.ndarray]) -> str:
+    return " / ".join(f"{each:.2f}" for each in paired(numerator, denominator))
 
 
-def _ratio(own: Candidate, best: Candidate, seconds: Mapping[str, Sequence[np.ndarray]]) -> str:
-    return " / ".join(f"{each:.2f}" for each in paired(seconds[best.name], seconds[own.name]))
+def register_net(net: Net) -> dict[str, np.ndarray]:
+    """Make and register the net, and return its rows."""
+    torch.manual_seed(0)
+    module, rows = net.make(), dict(net.rows(net.count))
+    register(module, net, {name: array[:2] for name, array in rows.items() if name != "labels"})
+    return rows
+
+
+def register_forest() -> dict[str, np.ndarray]:
+    """Train and register 200 boosted trees on 20 columns, and return labelled rows."""
+    import mlflow
+    import xgboost
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    random = np.random.default_rng(6)
+    x = random.normal(size=(4000, 20)).astype(np.float32)
+    labels = (np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + random.normal(0, 0.3, 4000) > 0).astype(int)
+    forest = xgboost.XGBClassifier(n_estimators=200, max_depth=6, n_jobs=1)
+    forest.fit(x[:3000], labels[:3000])
+    inputs = Schema([TensorSpec(np.dtype(np.float32), (-1, 20), "x")])
+    outputs = Schema([TensorSpec(np.dtype(np.int64), (-1,))])
+    configure_tracking()
+    with quiet(), mlflow.start_run():
+        mlflow.xgboost.log_model(
+            forest,
+            name="model",
+            signature=ModelSignature(inputs, outputs),
+            registered_model_name=FOREST,
+            pip_requirements=["xgboost"],
+            model_format="json",
+        )
+    return {"x": x[3000:], "labels": labels[3000:].astype(np.int64)}
 
 
 def register(module: nn.Module, net: Net, example: Mapping[str, np.ndarray]) -> None:
@@ -255,16 +337,16 @@ def main() -> None:
     ):
         os.environ[HOME_VARIABLE] = name
         table = result.table(
-            "int8 of mlctl beside the best candidate of onnxruntime.quantization that passes the "
-            "same gate; speed over fp32 at batch 1 / 8 / 32",
-            *("net", "fp32 MB", "chosen"),
-            *("int8", "MB", "speed"),
-            *("library", "MB ", "speed "),
-            *("speed, int8 over library", "size, int8 over library"),
+            "The variant of mlctl beside those of onnxruntime.quantization that pass the same "
+            "gate, in plain sessions; speed over fp32 at batch 1 / 8 / 32",
+            *("net", "fp32 MB", "chosen", "MB", "speed"),
+            *("library's choice", "speed ", "library's that miss the gate"),
+            *("speed over the fastest that passes", "over a plain session"),
         )
-        for net in (digits(), *NETS):
-            if options.nets is None or net.name in options.nets:
-                run_net(net, Path(name), Goals(), table)
+        models = {net.name: partial(register_net, net) for net in (digits(), *NETS)}
+        models[FOREST] = register_forest
+        for model in options.nets or models:
+            run_model(model, models[model](), Path(name), Goals(), table)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def _is_close(expected: np.ndarray, found: np.ndarray, of_column: np.ndarray) ->
     precision = float(np.finfo(expected.dtype).eps)
     of_tensor = max(_OF_TENSOR, precision) * float(of_column.max(initial=0.0))
     allowed = _ABSOLUTE + _OF_ROW * np.minimum(of_row, of_column) + of_tensor
-    return np.isclose(found, expected, rtol=0.0, atol=allowed, equal_nan=True)
+    return np.asarray(np.isclose(found, expected, rtol=0.0, atol=allowed, equal_nan=True))
 
 
 def _sizes(values: np.ndarray) -> np.ndarray:
