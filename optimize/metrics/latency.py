@@ -177,19 +177,24 @@ def _measure_batch(
     names = list(sessions)
     samples: dict[str, list[float]] = {name: [] for name in names}
     begin = clock.monotonic()
-    latencies: dict[str, BatchLatency] = {}
     for number in range(_MAX_ROUNDS):
         first = number % len(names)
         for name in (*names[first:], *names[:first]):
             samples[name].append(_timed_run(sessions[name], inputs, samples[name], clock))
-        latencies = {name: BatchLatency(batch, tuple(ms)) for name, ms in samples.items()}
         seconds = (clock.monotonic() - begin) / len(names)
         rounds = number + 1
         if seconds >= _MAX_SECONDS and rounds >= _SMALLEST_ROUNDS:
             break
-        if seconds >= _SECONDS and rounds >= _MIN_ROUNDS and _decided(latencies.values(), min_gain):
+        # Comparing each two takes longer than the rounds themselves if the models are small.
+        if seconds < _SECONDS or rounds % _MIN_ROUNDS:
+            continue
+        if _decided(_latencies(samples, batch).values(), min_gain):
             break
-    return latencies
+    return _latencies(samples, batch)
+
+
+def _latencies(samples: Mapping[str, Sequence[float]], batch: int) -> dict[str, BatchLatency]:
+    return {name: BatchLatency(batch, tuple(ms)) for name, ms in samples.items()}
 
 
 def _warm_up(session: Session, inputs: Tensors, clock: Clock) -> None:
