@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,30 @@ def test_centred_cosine__constant_outputs__is_1_or_0() -> None:
     constant = np.ones((3, 2))
     assert centred_cosine(constant, constant) == 1.0
     assert centred_cosine(constant, np.arange(6.0).reshape(3, 2)) == 0.0
+
+
+def test_compare__a_few_rows_at_a_time__gives_what_all_at_once_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    random = np.random.default_rng(1)
+    want = {"y": random.normal(size=(9, 4, 3)).astype(np.float32)}
+    found = {"y": want["y"] + random.normal(size=(9, 4, 3)).astype(np.float32) / 10}
+    whole = compare(want, found)
+    for values in (1, 30):
+        monkeypatch.setattr("optimize.data.rows._SLICE_VALUES", values)
+        sliced = compare(want, found)
+        assert sliced.max_abs_error == whole.max_abs_error
+        assert sliced.relative_l2 == pytest.approx(whole.relative_l2, rel=1e-12)
+        assert sliced.centred_cosine == pytest.approx(whole.centred_cosine, rel=1e-12)
+
+
+def test_compare__large_outputs__takes_less_memory_than_one_copy_of_them() -> None:
+    large = np.ones((64, 400_000), np.float32)
+    tracemalloc.start()
+    compare({"embedding": large[:, None]}, {"embedding": large[:, None]})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < large.nbytes
 
 
 def test_compare__every_output__is_judged_by_its_kind() -> None:

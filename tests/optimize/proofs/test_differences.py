@@ -35,6 +35,17 @@ def test_differing_rows__one_value_each__is_judged_by_its_own_size(
     assert rows(expected, expected + np.array([0.0, change, 0.0])) == [False, differs, False]
 
 
+@pytest.mark.parametrize("values", [1, 5, 1 << 20])
+def test_differing_rows__a_few_rows_at_a_time__sees_the_sizes_in_all(
+    monkeypatch: pytest.MonkeyPatch, values: int
+) -> None:
+    monkeypatch.setattr("optimize.data.rows._SLICE_VALUES", values)
+    expected = np.array([[1.0, 1e-3], [1.0, 1e-3], [1.0, 1000.0]])
+    found = expected + np.array([[0.0, 0.015], [0.0, 0.0], [0.0, 0.0]])
+    assert rows(expected, found) == [True, False, False]
+    assert rows(expected, expected + 0.9e-2) == [False, False, False]
+
+
 def test_differing_rows__a_number_for_nan__differs() -> None:
     assert rows(np.array([1.0, np.nan]), np.array([np.nan, 1.0])) == [True, True]
 
