@@ -36,6 +36,8 @@ _STREAMS = {
     "http": ".*/(infer_stream|generate|generate_stream)|/v1/(chat/)?completions",
     "grpc": ".*/(ModelStreamInfer|Watch|ServerReflectionInfo)",
 }
+# Of a body, for a retry and for copies: Envoy's default. The listener's own buffer is smaller.
+_KEPT_BYTES = 1 << 20
 _OURS = "mlctl"
 # The first route that matches is taken. Infer requests have answers that are sent as a whole.
 _POST = {"name": ":method", "string_match": {"exact": "POST"}}
@@ -64,6 +66,7 @@ def route_table(traffic: TrafficSplit, settings: DeploymentSettings) -> Document
                         "name": "all",
                         "domains": ["*"],
                         "retry_policy": _retry_policy(),
+                        "request_body_buffer_limit": _KEPT_BYTES,
                         "routes": [
                             one for kind, route in routes for one in _timed(kind, route, settings)
                         ],

@@ -54,6 +54,15 @@ def test_bootstrap__public_host__admin_port_is_on_loopback(tmp_path: Path) -> No
     assert len(document["static_resources"]["clusters"]) == 28
 
 
+def test_bootstrap__one_connection__may_take_a_small_part_of_the_proxy(tmp_path: Path) -> None:
+    document = yaml.safe_load(config.bootstrap(Ports(1, 2), tmp_path, tmp_path))
+    (listener,) = document["static_resources"]["listeners"]
+    assert listener["per_connection_buffer_limit_bytes"] <= 64 << 10
+    (chain,) = listener["filter_chains"]
+    manager = chain["filters"][0]["typed_config"]
+    assert manager["http2_protocol_options"]["max_concurrent_streams"] <= 128
+
+
 @pytest.mark.parametrize(("workers", "streams"), [(1, 128), (2, 1)])
 def test_bootstrap__several_workers__share_the_connections(
     tmp_path: Path, workers: int, streams: int
