@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -23,7 +24,14 @@ from pydantic import (
 
 from bundle.errors import ErrorCode, MlctlError
 from bundle.paths import check_relative
-from bundle.tensors import DYNAMIC, NULLABLE_DATATYPES, Datatype, MissingValues, Signature
+from bundle.tensors import (
+    DYNAMIC,
+    NULLABLE_DATATYPES,
+    Datatype,
+    MissingValues,
+    Signature,
+    TensorSpec,
+)
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -155,6 +163,7 @@ class InputConstraints(_Value):
     does: inputs in `present` hold no NaN and no empty text, those in `nonzero` no 0; `limits` are
     the minimum and maximum of float inputs, both inclusive; an input of `categories` has one of
     these values, empty text aside; no text of an input in `forbidden_characters` has one of them.
+    All of these and `ranges` may name a column of a matrix [rows, columns]: `x[3]`.
     """
 
     ranges: dict[str, tuple[int, int]] = {}
@@ -166,6 +175,15 @@ class InputConstraints(_Value):
     limits: dict[str, tuple[FiniteFloat, FiniteFloat]] = {}
     categories: dict[str, tuple[Category, ...]] = {}
     forbidden_characters: dict[str, Annotated[str, Field(min_length=1)]] = {}
+
+
+_COLUMN = re.compile(r"(.+)\[(0|[1-9]\d*)\]", re.DOTALL)
+
+
+def split_column(name: str, inputs: Container[str]) -> tuple[str, int | None]:
+    """Return the input that a constraint names, and the column of its matrix if it names one."""
+    match = None if name in inputs else _COLUMN.fullmatch(name)
+    return (name, None) if match is None else (match[1], int(match[2]))
 
 
 class Generation(_Value):
@@ -253,7 +271,8 @@ class Manifest(_Value):
         constraints = self.input_constraints or InputConstraints()
         specs = {spec.name: spec for spec in self.signature.inputs}
         for name, (low, high) in constraints.ranges.items():
-            if name not in specs or not specs[name].dtype.is_integer or low > high:
+            spec = _constrained(name, specs)
+            if spec is None or not spec.dtype.is_integer or low > high:
                 raise ValueError(
                     f"input_constraints.ranges: {name!r} is no integer input from {low} to {high}"
                 )
@@ -281,7 +300,8 @@ class Manifest(_Value):
         specs = {spec.name: spec for spec in self.signature.inputs}
         for field, names, fits in _excluded_values(self.input_constraints or InputConstraints()):
             for name in names:
-                if name not in specs or not fits(specs[name].dtype):
+                spec = _constrained(name, specs)
+                if spec is None or not fits(spec.dtype):
                     raise ValueError(f"input_constraints.{field}: {name!r} is no input that fits")
         return self
 
@@ -316,6 +336,16 @@ class Manifest(_Value):
     def digest(self) -> str:
         """The bundle's identity: the hex sha256 of the canonical manifest."""
         return hashlib.sha256(self.canonical()).hexdigest()
+
+
+def _constrained(name: str, specs: Mapping[str, TensorSpec]) -> TensorSpec | None:
+    """Return the input that a constraint names, None if there is none with that column."""
+    column, feature = split_column(name, specs)
+    spec = specs.get(column)
+    if spec is None or feature is None:
+        return spec
+    is_matrix = len(spec.shape) == 2 and spec.shape[1] != DYNAMIC
+    return spec if is_matrix and feature < spec.shape[1] else None
 
 
 def _excluded_values(

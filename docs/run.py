@@ -179,7 +179,9 @@ def run_page(name: str, folder: Path, timeout: float = 900.0) -> str | None:
     ended = f"its commands did not end in {timeout:.0f} s"
     with running(commands, folder, log) as process, contextlib.suppress(subprocess.TimeoutExpired):
         ended = f"exit code {process.wait(timeout)}"
-    return None if process.returncode == 0 else f"{log.read_text(errors='replace')[-6000:]}\n{ended}"
+    return (
+        None if process.returncode == 0 else f"{log.read_text(errors='replace')[-6000:]}\n{ended}"
+    )
 
 
 def with_small_bundle(commands: str, folder: Path) -> str:

@@ -10,11 +10,6 @@ from typing import NamedTuple
 RESULTS = Path(__file__).parent.parent / "tests" / "outside" / "results.csv"
 # Where a model of scikit-learn stands; one that is accepted at each place is named without it.
 _PLACES = (" alone", " in a pipeline", " and a linear model", " and Ridge")
-_TITLES = {
-    "rejected": "Rejected, with these sentences:",
-    "failed": "Known faults: these answer an unusual row wrongly, or are rejected "
-    "with a sentence that does not help:",
-}
 
 
 class _Line(NamedTuple):
@@ -35,20 +30,19 @@ def zoo_tables() -> str:
         count = sum(line.verdict == "accepted" for line in own)
         accepted.append((group, f"{count} of {len(own)}", ", ".join(_names(own, "accepted"))))
     parts = [_table(("Kind", "Accepted", "Models"), accepted)]
-    for verdict, title in _TITLES.items():
-        rows: dict[tuple[str, str], list[_Line]] = {}
-        for line in lines:
-            if line.verdict == verdict:
-                reason = line.reason if verdict == "rejected" else ""
-                rows.setdefault((line.group, reason), []).append(line)
-        cells = [
-            (", ".join(_names(found, verdict)), _escaped(reason))
-            if reason
-            else (group, ", ".join(_names(found, verdict)))
-            for (group, reason), found in rows.items()
-        ]
-        head = ("Models", "Sentence") if verdict == "rejected" else ("Kind", "Models")
-        parts += [title, _table(head, cells)] if cells else []
+    rows: dict[str, list[_Line]] = {}
+    for line in lines:
+        if line.verdict == "rejected":
+            # The name is the first word of some sentences, which are alike but for it.
+            rows.setdefault(line.reason.replace(_split(line.model)[0], "NAME"), []).append(line)
+    cells = [
+        (
+            ", ".join(_names(found, "rejected")),
+            _escaped(found[0].reason if len(found) == 1 else reason),
+        )
+        for reason, found in rows.items()
+    ]
+    parts += ["Rejected, with these sentences:", _table(("Models", "Sentence"), cells)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 

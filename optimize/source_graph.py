@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from bundle.entries import Key, hash_key
+from bundle.errors import MlctlError
 from bundle.files import write_atomic
 from bundle.manifest import MODEL_NAME
 from bundle.tensors import Signature
@@ -25,14 +26,14 @@ from optimize.proofs.export import OPSET
 from optimize.proofs.given_rows import check_given_rows, graph_fails
 from optimize.proofs.independence import is_row_independent
 from optimize.proofs.probing import ProbeResult, probe_model
-from optimize.proofs.reference import load_reference
+from optimize.proofs.reference import Reference, load_reference
 from optimize.proofs.splits import SplitCheck, check_splits, near_splits
 from registry.catalog import ModelFormat
 from services.runtime.golden import load_golden, save_golden
 from services.runtime.run_errors import RunError
 from services.runtime.session import open_session
 
-VERSION = 8
+VERSION = 9
 _LIBRARIES = (
     *(
         "torch",
@@ -132,8 +133,19 @@ def export_key(prepared: Prepared) -> Key:
 
 
 def _build(directory: Path, prepared: Prepared) -> None:
+    reference = load_reference(prepared.source)
+    try:
+        _prove(directory, prepared, reference)
+    except MlctlError as error:
+        # A proof knows rows and outputs; users know their model by the names of its steps.
+        if reference.name.partition(" ")[0] in error.message:
+            raise
+        message = f"{reference.name}: {error.message}"
+        raise MlctlError(error.code, message, error.hint) from error
+
+
+def _prove(directory: Path, prepared: Prepared, reference: Reference) -> None:
     source, held_out = prepared.source, prepared.held_out
-    reference = load_reference(source)
     check_source(reference, source.signature, held_out)
     calibration = prepared.calibration
     example = calibration.take(np.arange(EXAMPLE_ROWS) % calibration.count)

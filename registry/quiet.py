@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator
+
+# What ONNX Runtime puts before each of its errors.
+_RUNTIME = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 
 
 @contextlib.contextmanager
@@ -32,7 +36,8 @@ def quiet() -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, joined with the next if it ends with a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = _RUNTIME.sub("", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):
         lines[0] += f" {lines[1]}"
     return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,8 +1,9 @@
-"""LightGBM's Booster behind scikit-learn's interface; what onnxmltools leaves out of graphs."""
+"""LightGBM's Booster behind scikit-learn's interface; what converters leave out of graphs."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,19 +59,75 @@ def finish_xgboost(model: Any, booster: Any) -> None:
         model.graph.node.append(helper.make_node("Sigmoid", ["margin"], [answer]))
 
 
-def sums_of_trees(booster: Any) -> Any:
-    """Return a LightGBM Booster that adds up its trees: those of a random forest are averaged."""
+def plain_xgboost(booster: Any) -> Any:
+    """Return an XGBoost Booster whose trees are only added up: those of DART have weights."""
+    import xgboost
+
+    document = json.loads(booster.save_raw("json"))
+    learner = document["learner"]
+    trees = learner["gradient_booster"]
+    sizes = [
+        int(tree["tree_param"]["size_leaf_vector"])
+        for tree in trees.get("model", trees.get("gbtree", {}).get("model"))["trees"]
+    ]
+    if max(sizes, default=0) > 1:
+        raise NotImplementedError(
+            "of trees with several targets there is no ONNX form; train with "
+            'multi_strategy="one_output_per_tree"'
+        )
+    if trees["name"] != "dart":
+        return booster
+    for tree, weight in zip(trees["gbtree"]["model"]["trees"], trees["weight_drop"], strict=True):
+        values = tree["split_conditions"]
+        leaves = [at for at, child in enumerate(tree["left_children"]) if child == _LEAF]
+        for leaf in leaves:
+            values[leaf] *= weight
+    learner["gradient_booster"] = {**trees["gbtree"], "name": "gbtree"}
+    return xgboost.Booster(model_file=bytearray(json.dumps(document).encode()))
+
+
+def plain_lightgbm(booster: Any) -> Any:
+    """Return a LightGBM Booster whose trees are only added up, before the usual logistic function.
+
+    Those of a random forest are averaged, and a classifier may scale their sum. The objective mape
+    differs from others in training only.
+    """
     import lightgbm
 
     lines = booster.model_to_string().splitlines()
-    if "average_output" not in lines:
+    if "is_linear=1" in lines:
+        raise NotImplementedError("linear_tree has no ONNX form; train with linear_tree=False")
+    factor = 1.0
+    if "average_output" in lines:
+        factor /= booster.num_trees() // booster.num_model_per_iteration()
+    changed = []
+    for line in lines:
+        if match := _SIGMOID.match(line):
+            factor *= float(match[2])
+            line = f"{match[1]}1"  # noqa: PLW2901
+        changed.append(_AS_REGRESSION.get(line, line))
+    if changed == lines and factor == 1:
         return booster
-    trees = booster.num_trees() // booster.num_model_per_iteration()
-    changed = [_scaled(line, 1 / trees) for line in lines if line != "average_output"]
+    changed = [_scaled(line, factor) for line in changed if line != "average_output"]
     # The lengths of the trees' texts in the header are no longer right, and need not be there.
     return lightgbm.Booster(
         model_str="\n".join(line for line in changed if not line.startswith("tree_sizes="))
     )
+
+
+def finish_catboost(model: Any, loss: str) -> None:
+    """Add the function that CatBoost's export leaves out between the sum of trees and the answer.
+
+    Losses of counts predict a logarithm; of classes one against the rest each has its own share.
+    """
+    from onnx import helper
+
+    for node in list(model.graph.node):
+        if node.op_type == "TreeEnsembleRegressor" and loss.startswith(("Poisson", "Tweedie")):
+            answer, node.output[0] = node.output[0], "logarithm"
+            model.graph.node.append(helper.make_node("Exp", ["logarithm"], [answer]))
+        if node.op_type == "TreeEnsembleClassifier" and loss.startswith("MultiClassOneVsAll"):
+            _replace(node, post_transform="LOGISTIC")
 
 
 def finish_lightgbm(model: Any, booster: Any, rows: str) -> None:
@@ -112,6 +169,16 @@ def finish_lightgbm(model: Any, booster: Any, rows: str) -> None:
     del graph.node[:]
     graph.node.extend(nodes)
 
+
+_LEAF = -1
+# The objectives with a factor before the logistic function.
+_SIGMOID = re.compile(r"(objective=(?:binary|multiclassova) .*\bsigmoid:)(.+)$")
+
+# Two places name the objective.
+_AS_REGRESSION = {
+    "objective=mape": "objective=regression",
+    "[objective: mape]": "[objective: regression]",
+}
 
 # LightGBM takes numbers up to this size, which it writes as a float32, for zero.
 _ZERO = float(np.float32(1e-35))

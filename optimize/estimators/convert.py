@@ -11,8 +11,11 @@ in scikit-learn's own trees and XGBoost, which round their features as well.
 
 from __future__ import annotations
 
+import re
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,13 @@ import numpy as np
 from bundle.errors import ErrorCode, MlctlError
 from bundle.tensors import TensorSpec
 from optimize.data import Tensors
-from optimize.estimators.boosters import finish_lightgbm, finish_xgboost, sums_of_trees
+from optimize.estimators.boosters import (
+    finish_catboost,
+    finish_lightgbm,
+    finish_xgboost,
+    plain_lightgbm,
+    plain_xgboost,
+)
 from optimize.estimators.estimator import (
     LABEL,
     PREDICTION,
@@ -53,6 +62,23 @@ _MATRIX = "rows"
 # Relative difference of numbers that float32 arithmetic explains.
 _NEAR = 1e-5
 
+# What libraries say of a type without a converter, and what in their errors helps no user.
+_NO_CONVERTER = re.compile(r"find a shape calculator for type '<class '[\w.]*?(\w+)'>'")
+_TWO_OUTPUTS = "at most 1 input(s) is(are) supported"
+_NOISE = re.compile(
+    r"Load model from \S+ failed:|\S+\.(?:cc|cpp|h):\d+:?"
+    r"|You may raise an iss?ue at \S+|\[\d\d:\d\d:\d\d\] "
+)
+
+_ANY_INSTEAD = (
+    "docs/models.md lists what converts. Replace that step, or do its work in a transform."
+)
+_INSTEAD = {
+    "HashingVectorizer": "Use TfidfVectorizer or CountVectorizer, which keep their vocabulary.",
+    "RandomTreesEmbedding": "Train it with sparse_output=False.",
+    "MissingIndicator": "Add columns that say what is missing to the table, before the model.",
+}
+
 # Forests average votes, so two classes often have equal shares. float32 sums differ in the last
 # digits and would decide such a tie by chance: shares are rounded before they are compared.
 _VOTING = ("sklearn.tree", "sklearn.ensemble._forest")
@@ -80,7 +106,7 @@ def convert(estimator: Estimator, path: Path, example: Tensors) -> None:
     """
     import onnx
 
-    reasons: list[str] = []
+    failure: Exception | None = None
     best: tuple[float, Any] | None = None
     expected = estimator.run(example)
     for form in _forms(estimator):
@@ -90,7 +116,7 @@ def convert(estimator: Estimator, path: Path, example: Tensors) -> None:
                 onnx.save_model(model, str(path))
                 found = open_session(path).run(example)
         except Exception as error:  # noqa: BLE001 - converters raise anything
-            reasons.append(printable(first_line(error)))
+            failure = error
             continue
         distance = _distance(expected, found)
         if best is None or distance < best[0]:
@@ -98,12 +124,45 @@ def convert(estimator: Estimator, path: Path, example: Tensors) -> None:
         if distance <= _NEAR:
             break
     if best is None:
+        assert failure is not None
+        culprit = _culprit(estimator.model, failure)
         raise MlctlError(
             ErrorCode.EXPORT_FAILED,
-            f"{type(estimator.model).__name__} cannot be converted to ONNX: {reasons[-1]}",
-            "docs/models.md lists what converts. Replace that step, or do its work in a transform.",
+            f"{culprit} cannot be converted to ONNX: {_reason(failure)}",
+            next((way for name, way in _INSTEAD.items() if name in culprit), _ANY_INSTEAD),
         )
     onnx.save_model(best[1], str(path))
+
+
+def _culprit(model: Any, failure: Exception) -> str:
+    """Return the name of the part that was converted when `failure` was raised, and whose it is."""
+    from sklearn.base import BaseEstimator, is_clusterer
+
+    whole, part = type(model).__name__, ""
+    if match := _NO_CONVERTER.search(str(failure)):
+        part = match[1]
+    if _TWO_OUTPUTS in str(failure):
+        found = (each for each, _ in objects(model) if isinstance(each, BaseEstimator))
+        part = next((type(each).__name__ for each in found if is_clusterer(each)), "")
+    frames = [frame for frame, _ in traceback.walk_tb(failure.__traceback__)]
+    for frame in () if part else reversed(frames):
+        operator = frame.f_locals.get("operator")
+        step = getattr(operator, "raw_operator", frame.f_locals.get("model"))
+        if isinstance(step, BaseEstimator):
+            part = type(step).__name__
+            break
+    return whole if part in ("", whole) else f"{part} in this {whole}"
+
+
+def _reason(failure: Exception) -> str:
+    """Return why in a sentence: without paths, objects and pleas of the libraries."""
+    if _NO_CONVERTER.search(str(failure)):
+        return "there is no converter for it"
+    if _TWO_OUTPUTS in str(failure):
+        return "before another step it would give labels beside its distances"
+    if isinstance(failure, KeyError):
+        return f"its converter knows nothing of {failure}"
+    return printable(_NOISE.sub("", first_line(failure)).strip())
 
 
 def _forms(estimator: Estimator) -> list[_Form]:
@@ -120,9 +179,14 @@ def _forms(estimator: Estimator) -> list[_Form]:
 
 
 def _distance(expected: Tensors, found: Tensors) -> float:
-    """Return the largest difference relative to the largest number; infinite for other labels."""
+    """Return the largest difference relative to the largest number.
+
+    It is infinite for other labels and for another number of answers.
+    """
     worst = 0.0
     for name, array in expected.items():
+        if array.shape != found[name].shape:
+            return float("inf")
         if array.dtype.kind == "f":
             size = float(np.abs(array).max(initial=0.0)) or 1.0
             worst = max(worst, float(np.abs(array - found[name]).max(initial=0.0)) / size)
@@ -158,12 +222,29 @@ def _from_sklearn(estimator: Estimator, form: _Form) -> Any:
         cast = CastTransformer(dtype=np.float32)
         model = Pipeline([*steps[:-1], ("mlctl_cast", cast), steps[-1]])
     types = _sklearn_types(estimator, double=form.double)
-    return to_onnx(
-        model,
-        initial_types=types,
-        options=_options(model),
-        target_opset={"": _OPSET, "ai.onnx.ml": _ML_OPSET},
-    )
+    with _dense(model):
+        return to_onnx(
+            model,
+            initial_types=types,
+            options=_options(model),
+            target_opset={"": _OPSET, "ai.onnx.ml": _ML_OPSET},
+        )
+
+
+@contextmanager
+def _dense(model: Any) -> Iterator[None]:
+    """Let discretizers give matrices that are not sparse: a graph has no others."""
+    from sklearn.preprocessing import KBinsDiscretizer
+
+    parts = [part for part, _ in objects(model) if isinstance(part, KBinsDiscretizer)]
+    sparse = [part for part in parts if part.encode == "onehot"]
+    for part in sparse:
+        part.encode = "onehot-dense"
+    try:
+        yield
+    finally:
+        for part in sparse:
+            part.encode = "onehot"
 
 
 def _options(model: Any) -> dict[int, dict[str, bool]]:
@@ -243,7 +324,7 @@ def _from_xgboost(estimator: Estimator) -> Any:
 
     # The converter takes no names of features; this is another copy of the model.
     model = load_xgboost(estimator.source.model_path, estimator.source.uri)
-    booster = model.get_booster()
+    model._Booster = booster = plain_xgboost(model.get_booster())  # noqa: SLF001
     booster.feature_names = booster.feature_types = None
     width = int(booster.num_features())
     types = [(_MATRIX, FloatTensorType([None, width]))]
@@ -262,7 +343,7 @@ def _from_lightgbm(estimator: Estimator) -> Any:
 
     register_converters()
     model = getattr(estimator.model, "booster", estimator.model)
-    booster = sums_of_trees(getattr(model, "booster_", model))
+    booster = plain_lightgbm(getattr(model, "booster_", model))
     types = [(_MATRIX, FloatTensorType([None, int(booster.num_feature())]))]
     converted = convert_lightgbm(booster, initial_types=types, zipmap=False)
     finish_lightgbm(converted, booster, _MATRIX)
@@ -283,6 +364,7 @@ def _from_catboost(estimator: Estimator) -> Any:
         estimator.model.save_model(str(path), format="onnx")
         model = onnx.load(str(path))
     make_plain(model)
+    finish_catboost(model, str(estimator.model.get_all_params()["loss_function"]))
     model.graph.input[0].name = _MATRIX
     for node in model.graph.node:
         node.input[:] = [_MATRIX if name == "features" else name for name in node.input]

@@ -13,6 +13,7 @@ No graph has an input and an output of one name: the output of a model with such
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -192,24 +193,47 @@ def _load_pickle(source: SourceModel) -> Any:
 
 
 def load_xgboost(path: Path, label: str) -> Any:
-    """Return the model in XGBoost's own file as its scikit-learn class, by its objective."""
+    """Return the model in XGBoost's own file as its scikit-learn class, by its objective.
+
+    A ranker's scores are a regressor's predictions. UNSUPPORTED_MODEL names what has no ONNX form.
+    """
     import xgboost
 
     with loading(label):
-        classify = _classifies(xgboost.Booster(model_file=str(path)))
+        booster = xgboost.Booster(model_file=str(path))
+        learner = json.loads(booster.save_config())["learner"]
+        classify = _classifies(booster, str(learner["objective"]["name"]))
         model = xgboost.XGBClassifier() if classify else xgboost.XGBRegressor()
-        model.load_model(str(path))
+    name = type(model).__name__
+    if learner["learner_train_param"]["booster"] == "gblinear":
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f'{label}: {name}(booster="gblinear") has no ONNX form',
+            "Train a linear model of scikit-learn, or trees.",
+        )
+    if learner["learner_train_param"].get("multi_strategy") == "multi_output_tree":
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f'{label}: {name}(multi_strategy="multi_output_tree") has no ONNX form',
+            'Train it with multi_strategy="one_output_per_tree".',
+        )
+    if learner["objective"]["name"] == "multi:softmax":
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            f'{label}: {name}(objective="multi:softmax") gives classes without probabilities',
+            'Train it with objective="multi:softprob"; predict() then gives the same classes.',
+        )
+    with loading(label):
+        booster.set_attr(scikit_learn=None)  # else no other class than its own loads it
+        model.load_model(bytearray(booster.save_raw("ubj")))
         model.set_params(n_jobs=1)
     return model
 
 
-def _classifies(booster: Any) -> bool:
+def _classifies(booster: Any, objective: str) -> bool:
     """Return whether it is a classifier: as the file says, or by the objective of a Booster."""
-    import json
-
     if kind := json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type"):
         return bool(kind == "classifier")
-    objective = str(json.loads(booster.save_config())["learner"]["objective"]["name"])
     return objective.startswith(("binary:", "multi:")) and objective != "binary:logitraw"
 
 
@@ -229,6 +253,14 @@ def load_catboost(source: SourceModel) -> Any:
         classify = str(probe.get_all_params()["loss_function"]).startswith(_CATBOOST_CLASSIFIERS)
         model: Any = catboost.CatBoostClassifier() if classify else catboost.CatBoostRegressor()
         model.load_model(path, kind)
+    policy = str(model.get_all_params().get("grow_policy", "SymmetricTree"))
+    if policy != "SymmetricTree":
+        raise _unsupported(
+            source,
+            f"catboost exports symmetric trees only, not those of "
+            f"{type(model).__name__}(grow_policy={policy!r})",
+            'Train it with grow_policy="SymmetricTree", the default.',
+        )
     kinds = (
         model.get_cat_feature_indices(),
         model.get_text_feature_indices(),
@@ -289,7 +321,7 @@ def _outputs(
     if kind is Kind.OUTLIERS:
         first = (TensorSpec(name=_free_name(SCORE, source), dtype=real, shape=(DYNAMIC,)),)
     if classes is not None:
-        label = _label_type(source, classes)
+        label = _label_type(source, model, classes)
         if has_probabilities(model):
             shape = (DYNAMIC, len(classes))
             name = _free_name(PROBABILITIES, source)
@@ -297,19 +329,21 @@ def _outputs(
     return (*first, TensorSpec(name=_free_name(LABEL, source), dtype=label, shape=(DYNAMIC,)))
 
 
-def _label_type(source: SourceModel, classes: np.ndarray) -> Datatype:
+def _label_type(source: SourceModel, model: Any, classes: np.ndarray) -> Datatype:
     if classes.ndim != 1 or (
         classes.dtype == object and not all(isinstance(x, str) for x in classes)
     ):
         raise _unsupported(
             source,
-            "it predicts several labels in a row, or classes of mixed types",
+            f"{describe(model)} predicts several labels in a row, or classes of mixed types",
             "Log one model for each label.",
         )
     if classes.dtype.kind in "OUT":
         return Datatype.BYTES
     if not np.array_equal(classes.astype(np.int64), classes):
-        raise _unsupported(source, "its classes are fractions; use whole numbers or text")
+        raise _unsupported(
+            source, f"the classes of {describe(model)} are fractions; use whole numbers or text"
+        )
     return Datatype.INT64
 
 
@@ -328,7 +362,7 @@ def _targets(model: Any, source: SourceModel) -> int:
     if isinstance(last, StackingRegressor | VotingRegressor):
         return 1
     width = _width(source) if last is model else last.n_features_in_
-    with loading(source.uri):
+    with loading(f"{source.uri}, {type(last).__name__}"):
         return int(np.asarray(last.predict(np.zeros((1, width)))).size)
 
 
@@ -353,6 +387,17 @@ def final_step(model: Any) -> Any:
     from sklearn.pipeline import Pipeline
 
     return final_step(model.steps[-1][1]) if isinstance(model, Pipeline) else model
+
+
+def describe(model: Any) -> str:
+    """Return the class of an estimator, and of a pipeline its steps too."""
+    from sklearn.pipeline import Pipeline
+
+    name = type(model).__name__
+    if not isinstance(model, Pipeline):
+        return name
+    steps = [describe(step) for _, step in model.steps if not isinstance(step, str | None)]
+    return f"{name} of {', '.join(steps)}"
 
 
 def _check_inputs(source: SourceModel) -> None:

@@ -10,7 +10,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import MODEL_NAME
 from optimize.data import Tensors
 from optimize.estimators.convert import convert
-from optimize.estimators.estimator import Estimator
+from optimize.estimators.estimator import Estimator, describe
 from registry.names import printable
 from registry.quiet import first_line
 
@@ -20,6 +20,10 @@ class EstimatorReference:
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
+
+    @property
+    def name(self) -> str:
+        return describe(self._estimator.model)
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         try:

@@ -7,7 +7,9 @@ their nodes were checked, because scikit-learn follows node numbers without boun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,15 @@ _TRUSTED = frozenset(
         "sklearn.feature_selection._univariate_selection.chi2",
         "sklearn.feature_selection._univariate_selection.f_classif",
         "sklearn.feature_selection._univariate_selection.f_regression",
+        "sklearn.gaussian_process._gpc._BinaryGaussianProcessClassifierLaplace",
+        *(
+            f"sklearn.gaussian_process.kernels.{name}"
+            for name in ("ConstantKernel", "DotProduct", "ExpSineSquared", "Matern", "Product")
+        ),
+        *(
+            f"sklearn.gaussian_process.kernels.{name}"
+            for name in ("RBF", "RationalQuadratic", "Sum", "WhiteKernel")
+        ),
         "sklearn.metrics._scorer._PassthroughScorer",
         "sklearn.model_selection._split.KFold",
         "sklearn.model_selection._split.StratifiedKFold",
@@ -70,12 +81,32 @@ def load_skops(path: Path, label: str, *, lightgbm: bool = False) -> Any:
     if rejected := sorted(found - trusted):
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
-            f"{label} contains types that are not loaded: {', '.join(map(printable, rejected))}",
+            f"{label} contains types that are not loaded: {', '.join(map(printable, rejected))}"
+            f"{_owners(path, rejected)}",
             "Use scikit-learn's own estimators and transformers; for neighbours, "
             'algorithm="brute". Own functions belong into a transform of mlctl.',
         )
     _check_trees(model, label)
     return model
+
+
+def _owners(path: Path, rejected: Sequence[str]) -> str:
+    """Return in words which public estimators hold the types of `rejected`, if any does."""
+    found: dict[str, None] = {}
+    with zipfile.ZipFile(path) as archive:
+        parts: list[tuple[Any, tuple[str, ...]]] = [(json.loads(archive.read("schema.json")), ())]
+    while parts:
+        node, owners = parts.pop()
+        if isinstance(node, dict):
+            module, name = str(node.get("__module__")), str(node.get("__class__"))
+            if f"{module}.{name}" in rejected:
+                found |= {", ".join(owners): None} if owners else {}
+            elif module.startswith("sklearn.") and name[:1].isupper():
+                owners = (*owners, name)
+            parts += [(part, owners) for part in reversed(node.values())]
+        elif isinstance(node, list):
+            parts += [(part, owners) for part in reversed(node)]
+    return f" (in {'; '.join(map(printable, found))})" if found else ""
 
 
 def _check_trees(model: Any, label: str) -> None:

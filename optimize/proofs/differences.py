@@ -73,7 +73,9 @@ def _has_tie(scores: np.ndarray) -> np.ndarray:
     if scores.ndim != 2 or scores.shape[1] < 2:
         return np.zeros(len(scores), bool)
     highest = np.sort(scores, axis=1)[:, -2:]
-    return np.asarray(highest[:, 1] - highest[:, 0] <= 2 * _OF_TENSOR * np.abs(highest[:, 1]))
+    with np.errstate(invalid="ignore"):  # two infinities are no tie
+        distance = highest[:, 1] - highest[:, 0]
+    return np.asarray(distance <= 2 * _OF_TENSOR * np.abs(highest[:, 1]))
 
 
 def _rows(differs: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ for that column by the manifest's input constraints.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -27,8 +27,12 @@ UNSEEN_TEXT = "no category of this name"
 _LONG_TEXT = 5000
 # Between two values, and not in their middle, where trees have their thresholds.
 _NO_MIDDLE = 0.3819
-# Columns of a matrix [rows, features] that are probed at most: they are alike.
-_MAX_FEATURES = 32
+# Columns of a matrix [rows, features] that are probed at most: those of a wider one are alike.
+MAX_FEATURES = 64
+
+# Sizes of numbers in descending order. What a model makes of a finite number may be infinite.
+_SIZES = (FLOAT32_MAX, 1e30, 1e24, 1e18, 1e15, 1e12, 1e9, 1e6, 1e4)
+_BEYOND = (-FLOAT32_MAX, FLOAT32_MAX)
 # Splits of a column that are probed at most.
 _MAX_SPLITS = 4
 
@@ -56,7 +60,8 @@ class ProbeKind(StrEnum):
 
     GAP = "a missing value"
     ZERO = "the value 0"
-    LARGE = "a number beyond float32"
+    LARGE = "a number far beyond the data's"
+    SIZE = "a number beyond the data's"
     NEGATIVE = "a negative number"
     EXTREME = "the smallest and largest values in the data"
     UNSEEN = "a value that is not among the data's"
@@ -68,33 +73,53 @@ class ProbeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`value` in the column `feature` (of a matrix, else None) of the input `column`."""
+    """`value` in all values of each row of the input `column`, or in the one at index `feature`.
+
+    `target` is what a constraint names, if it is not the input: a column of its matrix, as in
+    `x[3]`. `limits` are what stays of all numbers if this one is excluded for its size.
+    """
 
     column: str
     kind: ProbeKind
     value: Any
     feature: int | None = None
+    target: str = ""
     character: str = ""
+    limits: tuple[float, float] = _BEYOND
+
+    @property
+    def name(self) -> str:
+        """What a constraint names."""
+        return self.target or self.column
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the value is a number, and not an infinity or NaN."""
+        return not isinstance(self.value, float | np.floating) or bool(np.isfinite(self.value))
 
     def rows(self, base: Tensors) -> dict[str, np.ndarray]:
-        """Return the rows of `base` with the probe's value in its column."""
+        """Return the rows of `base` with the probe's value in its place."""
         changed = {name: array.copy() for name, array in base.items()}
         array = changed[self.column]
-        for row in range(len(array)):
+        for row, values in enumerate(array.reshape(len(array), -1)):
             value = self.value[row] if isinstance(self.value, tuple) else self.value
             if self.feature is None:
-                array[row : row + 1].reshape(-1)[:] = value
+                values[:] = value
             else:
-                array[row, self.feature] = value
+                values[self.feature] = value
         return changed
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A probe that the graph does not answer as its source, and why."""
+    """A probe that the graph does not answer as its source, and why.
+
+    `by_source`: the source itself has no answer.
+    """
 
     probe: Probe
     reason: str
+    by_source: bool = False
 
 
 def base_rows(rows: Rows) -> dict[str, np.ndarray]:
@@ -103,23 +128,38 @@ def base_rows(rows: Rows) -> dict[str, np.ndarray]:
 
 
 def make_probes(
-    specs: Sequence[TensorSpec], base: Tensors, seen: Sequence[Tensors], *, table: bool
+    specs: Sequence[TensorSpec],
+    base: Tensors,
+    seen: Sequence[Tensors],
+    *,
+    table: bool,
+    max_features: int = MAX_FEATURES,
 ) -> list[Probe]:
-    """Return the probes of all columns; `seen` are all given rows, `base` some of them.
+    """Return the probes of all inputs; `seen` are all given rows, `base` some of them.
 
     Columns are inputs of one value per row and, of a `table` (an estimator), the features of its
-    matrix. Integers are taken for categories only in a table: elsewhere they are positions.
+    matrix. Of a matrix with more than `max_features` some are probed, and all share what is found.
+    Integers are taken for categories only in a table: elsewhere they are positions. Of any other
+    tensor the first and the last value are probed.
     """
     found: list[Probe] = []
     for spec in specs:
+        arrays = [each[spec.name].reshape(len(each[spec.name]), -1) for each in seen]
+        given = base[spec.name].reshape(len(base[spec.name]), -1)
         if spec.shape in ((DYNAMIC,), (DYNAMIC, 1)):
-            values = np.concatenate([each[spec.name].reshape(-1) for each in seen])
-            found += _column(spec, values, base[spec.name].reshape(-1), None, table=table)
-        elif table and len(spec.shape) == 2 and base[spec.name].dtype.kind == "f":
-            features = base[spec.name].shape[1]
-            for feature in np.unique(np.linspace(0, features - 1, _MAX_FEATURES).astype(int)):
-                values = np.concatenate([each[spec.name][:, feature] for each in seen])
-                found += _column(spec, values, values[:0], int(feature), table=table)
+            values = np.concatenate([array[:, 0] for array in arrays])
+            found += _column(spec, values, given[:, 0], table=table)
+        elif table and len(spec.shape) == 2:
+            width = given.shape[1]
+            for feature in np.unique(np.linspace(0, width - 1, max_features).astype(int)).tolist():
+                values = np.concatenate([array[:, feature] for array in arrays])
+                target = f"{spec.name}[{feature}]" if width <= max_features else ""
+                found += (
+                    replace(probe, feature=feature, target=target)
+                    for probe in _column(spec, values, given[:, feature], table=table)
+                )
+        elif given.size:
+            found += _tensor(spec, given, arrays)
     return found
 
 
@@ -136,23 +176,29 @@ def split_probes(
         if spec.dtype in (Datatype.FP32, Datatype.FP64)
     }
     found = []
-    for (name, feature), thresholds in splits.items():
-        if name not in types:
+    for (name, feature), found_splits in splits.items():
+        thresholds = found_splits[
+            np.isfinite(found_splits)
+        ]  # only gaps are beyond a split at infinity
+        if name not in types or not thresholds.size:
             continue
         dtype = min(types[name], thresholds.dtype, key=lambda each: each.itemsize)
         picked = np.linspace(0, len(thresholds) - 1, _MAX_SPLITS).astype(int)
         at = thresholds[np.unique(picked)].astype(dtype)
         beside = [np.nextafter(at, dtype.type(side)) for side in (-np.inf, np.inf)]
         values = np.unique(np.concatenate([at, *beside]))
-        found += [Probe(name, ProbeKind.SPLIT, value, feature) for value in values]
+        target = "" if feature is None else f"{name}[{feature}]"
+        found += [Probe(name, ProbeKind.SPLIT, value, feature, target) for value in values]
     return found
 
 
-def category_probes(spec: TensorSpec, seen: Iterable[Any], of_graph: Iterable[Any]) -> list[Probe]:
+def category_probes(
+    spec: TensorSpec, seen: Iterable[Any], of_graph: Iterable[Any], feature: int | None = None
+) -> list[Probe]:
     """Return a probe for each value that may be a category: of the data, or a constant."""
     kind: type = bytes if spec.dtype is Datatype.BYTES else int if spec.dtype.is_integer else float
     values = {kind(value): None for value in (*seen, *of_graph) if _fits(value, kind)}
-    return [Probe(spec.name, ProbeKind.CATEGORY, value) for value in values]
+    return [Probe(spec.name, ProbeKind.CATEGORY, value, feature) for value in values]
 
 
 def _fits(value: Any, kind: type) -> bool:
@@ -164,7 +210,7 @@ def _fits(value: Any, kind: type) -> bool:
 
 
 def _column(
-    spec: TensorSpec, values: np.ndarray, base: np.ndarray, feature: int | None, *, table: bool
+    spec: TensorSpec, values: np.ndarray, base: np.ndarray, *, table: bool
 ) -> Iterator[Probe]:
     found: Iterator[tuple[ProbeKind, Any]] = iter(())
     if spec.dtype is Datatype.BYTES:
@@ -174,9 +220,50 @@ def _column(
     elif spec.dtype.is_integer:
         found = _integers(spec.dtype, values, table=table)
     elif spec.dtype in (Datatype.FP32, Datatype.FP64):
-        found = _floats(spec.dtype, values, table=table)
+        found = _floats(values, table=table)
     for kind, value in found:
-        yield Probe(spec.name, kind, value, feature)
+        yield Probe(spec.name, kind, value)
+    if spec.dtype in (Datatype.FP32, Datatype.FP64):
+        yield from _large(spec, values)
+
+
+def _tensor(spec: TensorSpec, base: np.ndarray, seen: Sequence[np.ndarray]) -> Iterator[Probe]:
+    """Yield the probes of rows [rows, values] of any tensor that is no column of a table."""
+    if spec.dtype in (Datatype.FP32, Datatype.FP64):
+        for feature in (0, -1):
+            for kind, value in ((ProbeKind.GAP, np.nan), (ProbeKind.LARGE, np.inf)):
+                yield Probe(spec.name, kind, value, feature)
+        largest = max(_largest(array) for array in seen)
+        unit = [row / (_largest(row) or 1.0) for row in np.where(np.isfinite(base), base, 0)]
+        # Of larger ones even a sum is infinite.
+        for kind, size, limit in _sizes(_SIZES[1:], largest):
+            value = tuple(row * row.dtype.type(size) for row in unit)
+            yield Probe(spec.name, kind, value, limits=(-limit, limit))
+    elif _signed(spec.dtype) and min(array.min(initial=0) for array in seen) >= 0:
+        for feature in (0, -1):
+            yield Probe(spec.name, ProbeKind.NEGATIVE, -1, feature)
+
+
+def _large(spec: TensorSpec, values: np.ndarray) -> Iterator[Probe]:
+    """Yield numbers beyond the column's, on both sides, with what stays if they are excluded."""
+    for size in (np.inf, *((1e300,) if spec.dtype is Datatype.FP64 else ())):
+        yield from (Probe(spec.name, ProbeKind.LARGE, value) for value in (size, -size))
+    finite = values[np.isfinite(values)]
+    for kind, size, limit in _sizes(_SIZES, max(finite.max(initial=0), 0.0)):
+        yield Probe(spec.name, kind, size, limits=(-FLOAT32_MAX, limit))
+    for kind, size, limit in _sizes(_SIZES, max(-finite.min(initial=0), 0.0)):
+        yield Probe(spec.name, kind, -size, limits=(-limit, FLOAT32_MAX))
+
+
+def _sizes(sizes: Sequence[float], largest: float) -> Iterator[tuple[ProbeKind, float, float]]:
+    """Yield sizes above `largest`, the data's, with the next smaller one that stays."""
+    above = [size for size in sizes if size > largest]
+    for number, (size, limit) in enumerate(zip(above, [*above[1:], float(largest)], strict=True)):
+        yield ProbeKind.SIZE if number else ProbeKind.LARGE, size, limit
+
+
+def _largest(array: np.ndarray) -> float:
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 def _characters(name: str, texts: Sequence[str]) -> Iterator[Probe]:
@@ -199,20 +286,22 @@ def _integers(
     yield ProbeKind.ZERO, 0
     yield ProbeKind.EXTREME, values.min()
     yield ProbeKind.EXTREME, values.max()
-    if not dtype.value.startswith("U") and values.min() >= 0:
+    if _signed(dtype) and values.min() >= 0:
         yield ProbeKind.NEGATIVE, -1
     if table and values.max() < np.iinfo(values.dtype).max:
         yield ProbeKind.UNSEEN, values.max() + 1
 
 
-def _floats(dtype: Datatype, values: np.ndarray, *, table: bool) -> Iterator[tuple[ProbeKind, Any]]:
+def _signed(dtype: Datatype) -> bool:
+    return dtype.is_integer and not dtype.value.startswith("U")
+
+
+def _floats(values: np.ndarray, *, table: bool) -> Iterator[tuple[ProbeKind, Any]]:
     finite = values[np.isfinite(values)]
     yield ProbeKind.GAP, np.nan
     yield ProbeKind.ZERO, 0.0
     for value in (finite.min(), finite.max()) if len(finite) else ():
         yield ProbeKind.EXTREME, value
-    for large in (np.inf, -np.inf, *((1e300, -1e300) if dtype is Datatype.FP64 else ())):
-        yield ProbeKind.LARGE, large
     if table and len(finite):
         yield ProbeKind.UNSEEN, _between(finite)
 
@@ -257,13 +346,17 @@ def combine(exclusions: Sequence[Exclusion]) -> Excluded:
     """
     columns: dict[ProbeKind, dict[str, Exclusion]] = {kind: {} for kind in ProbeKind}
     for each in exclusions:
-        columns[each.probe.kind].setdefault(each.probe.column, each)
+        columns[each.probe.kind].setdefault(each.probe.name, each)
     categorical = columns[ProbeKind.UNSEEN]
     characters: dict[str, str] = {}
+    limits: dict[str, tuple[float, float]] = {}
     for each in exclusions:
-        name, character = each.probe.column, each.probe.character
+        name, character = each.probe.name, each.probe.character
         if character and name not in categorical and character not in characters.get(name, ""):
             characters[name] = characters.get(name, "") + character
+        if each.probe.kind in (ProbeKind.LARGE, ProbeKind.SIZE):
+            (low, high), (lowest, highest) = each.probe.limits, limits.get(name, _BEYOND)
+            limits[name] = (max(low, lowest), min(high, highest))
 
     def others(kind: ProbeKind) -> tuple[str, ...]:
         return tuple(sorted(columns[kind].keys() - categorical.keys()))
@@ -274,11 +367,10 @@ def combine(exclusions: Sequence[Exclusion]) -> Excluded:
         for name, each in columns[kind].items()
         if name not in categorical
     ]
-    inexpressible += [each for each in categorical.values() if each.probe.feature is not None]
     return Excluded(
         present=tuple(sorted(columns[ProbeKind.GAP])),
         nonzero=others(ProbeKind.ZERO),
-        limits=dict.fromkeys(sorted(columns[ProbeKind.LARGE]), (-FLOAT32_MAX, FLOAT32_MAX)),
+        limits={name: limits[name] for name in sorted(limits)},
         not_negative=others(ProbeKind.NEGATIVE),
         categorical=tuple(sorted(categorical)),
         forbidden_characters={name: characters[name] for name in sorted(characters)},

@@ -10,9 +10,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Category, InputConstraints
+from bundle.manifest import Category, InputConstraints, split_column
 from bundle.tensors import Signature
 from optimize.data import Rows, Tensors
+from optimize.metrics.parity import finite
 from optimize.proofs.differences import describe_difference, differing_rows
 from optimize.proofs.probes import (
     Exclusion,
@@ -28,12 +29,17 @@ from optimize.proofs.reference import Reference
 from optimize.proofs.splits import near_splits, split_values
 from optimize.recipes.graphs import graphs
 from registry.quiet import first_line
+from services.runtime.input_checks import ValueChecks
 from services.runtime.run_errors import RunError
 from services.runtime.scorer import join_rows
 from services.runtime.session import Session
 
 _MAX_ROWS = 2000
 MAX_CATEGORIES = 5000
+# Columns of a matrix whose categories are asked for one by one.
+MAX_FEATURES_ALONE = 4096
+# A text column with more distinct values in a row is free text, and no category.
+_FREE_TEXT = 0.5
 
 Run = Callable[[Tensors], dict[str, np.ndarray]]
 
@@ -50,11 +56,11 @@ class ProbeResult(BaseModel):
     def added_to(self, found: InputConstraints, signature: Signature) -> InputConstraints:
         """Return the constraints `found` with those of the probes."""
         own = self.constraints
-        ranges = dict(found.ranges)
-        for spec in signature.inputs:
-            if spec.name in self.not_negative:
-                limit = int(np.iinfo(spec.dtype.numpy_name).max)
-                ranges[spec.name] = (0, ranges.get(spec.name, (0, limit))[1])
+        ranges, specs = dict(found.ranges), {spec.name: spec for spec in signature.inputs}
+        for name in self.not_negative:
+            spec = specs[split_column(name, specs)[0]]
+            limit = int(np.iinfo(spec.dtype.numpy_name).max)
+            ranges[name] = (0, ranges.get(name, (0, limit))[1])
         return found.model_copy(
             update={
                 "ranges": ranges,
@@ -83,18 +89,17 @@ class Prober:
 
     def exclusions(self, probes: Sequence[Probe]) -> list[Exclusion]:
         """Return the probes that the graph does not answer as its source, with the reasons."""
-        found = []
+        found, asked = [], []
         wanted = self._answers(self._reference.run, probes)
-        asked = [
-            (probe, want)
-            for probe, want in zip(probes, wanted, strict=True)
-            if not isinstance(want, str)
-        ]
-        found += [
-            Exclusion(probe, f"the source model rejects it: {want}")
-            for probe, want in zip(probes, wanted, strict=True)
-            if isinstance(want, str)
-        ]
+        for probe, want in zip(probes, wanted, strict=True):
+            if isinstance(want, str):
+                reason = f"the source model rejects it: {want}"
+                found.append(Exclusion(probe, reason, by_source=True))
+            elif probe.is_finite and not finite(want):
+                reason = "the source model answers with NaN or infinity"
+                found.append(Exclusion(probe, reason, by_source=True))
+            else:
+                asked.append((probe, want))
         answers = self._answers(self._session.run, [probe for probe, _ in asked])
         for (probe, want), have in zip(asked, answers, strict=True):
             if reason := self._difference(probe, want, have):
@@ -153,21 +158,30 @@ def probe_model(
     probes = make_probes(signature.inputs, base, seen, table=table)
     if table:
         probes += split_probes(signature.inputs, split_values(graph, held_out.inputs))
-    if not probes:
-        return ProbeResult()
     prober = Prober(reference, session, graph, base, batched=independent)
+    found = _first(prober, probes)
+    categorical = {each.probe.name for each in found if each.probe.kind is ProbeKind.UNSEEN}
+    if wide := {each.probe.column for each in found if _shares_categories(each)}:
+        # Each column of a matrix has its own categories.
+        alone = [spec for spec in signature.inputs if spec.name in wide]
+        probes = [
+            probe for probe in probes if probe.column not in wide or probe.kind is ProbeKind.SPLIT
+        ]
+        probes += make_probes(alone, base, seen, table=table, max_features=MAX_FEATURES_ALONE)
+        found = _first(prober, probes)
+        categorical = {each.probe.name for each in found if each.probe.kind is ProbeKind.UNSEEN}
     texts = (ProbeKind.LONG, ProbeKind.CHARACTER)
-    found = prober.exclusions([probe for probe in probes if probe.kind not in texts])
-    categorical = {each.probe.column for each in found if each.probe.kind is ProbeKind.UNSEEN}
     found += prober.exclusions(
-        [probe for probe in probes if probe.kind in texts and probe.column not in categorical]
+        [probe for probe in probes if probe.kind in texts and probe.name not in categorical]
     )
     excluded = combine(found)
     for each in excluded.inexpressible:
         raise _inexpressible(each)
-    categories = {
-        name: _categories(prober, signature, name, seen, graph) for name in excluded.categorical
-    }
+    categories = {}
+    for name in excluded.categorical:
+        values = _values_of(name, signature, seen)
+        _require_categories(name, values, found)
+        categories[name] = _categories(prober, signature, name, values, graph)
     constraints = InputConstraints(
         present=excluded.present,
         nonzero=excluded.nonzero,
@@ -175,6 +189,7 @@ def probe_model(
         categories=categories,
         forbidden_characters=dict(excluded.forbidden_characters),
     )
+    _require_given_rows(constraints, held_out, found)
     return ProbeResult(
         constraints=constraints,
         not_negative=excluded.not_negative,
@@ -182,13 +197,61 @@ def probe_model(
     )
 
 
+def _first(prober: Prober, probes: Sequence[Probe]) -> list[Exclusion]:
+    """Return the exclusions but those of texts, with the size from which numbers are too large."""
+    later = (ProbeKind.LONG, ProbeKind.CHARACTER, ProbeKind.SIZE)
+    found = prober.exclusions([probe for probe in probes if probe.kind not in later])
+    large = {each.probe.name for each in found if each.probe.kind is ProbeKind.LARGE}
+    return found + prober.exclusions(
+        [probe for probe in probes if probe.kind is ProbeKind.SIZE and probe.name in large]
+    )
+
+
+def _shares_categories(each: Exclusion) -> bool:
+    probe = each.probe
+    return probe.kind is ProbeKind.UNSEEN and probe.feature is not None and not probe.target
+
+
+def _values_of(name: str, signature: Signature, seen: Sequence[Tensors]) -> list[Any]:
+    """Return the values that the column `name` of a constraint has in the given rows."""
+    column, feature = split_column(name, [spec.name for spec in signature.inputs])
+    arrays = [each[column].reshape(len(each[column]), -1) for each in seen]
+    index = slice(None) if feature is None else feature
+    return np.concatenate([array[:, index].ravel() for array in arrays]).tolist()
+
+
+def _require_categories(name: str, values: Sequence[Any], found: Sequence[Exclusion]) -> None:
+    """EXPORT_FAILED for a text that is no category, and whose answer differs if it is new."""
+    for each in found:
+        probe = each.probe
+        free = isinstance(probe.value, bytes) and len(set(values)) > _FREE_TEXT * len(values)
+        unseen = probe.kind is ProbeKind.UNSEEN and probe.name == name
+        if unseen and free and not each.by_source:
+            raise _inexpressible(each)
+
+
+def _require_given_rows(
+    constraints: InputConstraints, rows: Rows, found: Sequence[Exclusion]
+) -> None:
+    """EXPORT_FAILED if the constraints exclude rows that the graph answers as its source does."""
+    try:
+        ValueChecks(constraints).check(rows.inputs)
+    except MlctlError as error:
+        reasons = " ".join(_reasons(found))
+        raise MlctlError(
+            ErrorCode.EXPORT_FAILED,
+            f"the graph is not the model: {error.message}, and rows of the data have it. {reasons}",
+            "Replace the step that differs for such values, or map them before it.",
+        ) from error
+
+
 def _categories(
-    prober: Prober, signature: Signature, name: str, seen: Sequence[Tensors], graph: Path
+    prober: Prober, signature: Signature, name: str, seen: Sequence[Any], graph: Path
 ) -> tuple[Category, ...]:
-    """Return the values of an input that the graph answers as its source does."""
-    spec = next(spec for spec in signature.inputs if spec.name == name)
-    values = [value for each in seen for value in np.unique(each[name].reshape(-1)).tolist()]
-    probes = category_probes(spec, values, _constants(graph))
+    """Return the values of a column that the graph answers as its source does."""
+    column, feature = split_column(name, [spec.name for spec in signature.inputs])
+    spec = next(spec for spec in signature.inputs if spec.name == column)
+    probes = category_probes(spec, dict.fromkeys(seen), _constants(graph), feature)
     if len(probes) > MAX_CATEGORIES:
         raise MlctlError(
             ErrorCode.UNSUPPORTED_MODEL,
@@ -230,15 +293,16 @@ def _reasons(exclusions: Sequence[Exclusion]) -> Iterable[str]:
     told: set[tuple[str, ProbeKind]] = set()
     for each in exclusions:
         probe = each.probe
-        if (probe.column, probe.kind) not in told:
-            told.add((probe.column, probe.kind))
-            yield f"{probe.column}: {probe.kind.value} is rejected ({each.reason})."
+        if (probe.name, probe.kind) not in told and probe.kind is not ProbeKind.SIZE:
+            told.add((probe.name, probe.kind))
+            yield f"{probe.name}: {probe.kind.value} is rejected ({each.reason})."
 
 
 def _inexpressible(exclusion: Exclusion) -> MlctlError:
     probe = exclusion.probe
     return MlctlError(
         ErrorCode.EXPORT_FAILED,
-        f"the graph is not the model: column {probe.column!r}, {probe.kind.value}: "
+        f"the graph is not the model: column {probe.name!r}, {probe.kind.value}: "
         f"{exclusion.reason}",
+        "Replace the step that takes that column, or do its work before the model is called.",
     )

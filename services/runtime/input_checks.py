@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Axis, Category, InputConstraints
+from bundle.manifest import Axis, Category, InputConstraints, split_column
 from bundle.tensors import DYNAMIC, Datatype, TensorSpec
 
 _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
@@ -119,7 +119,8 @@ class ValueChecks:
     def check(self, inputs: Mapping[str, np.ndarray]) -> None:
         """Raise INVALID_INPUT with the tensor and the first value that is excluded."""
         for name, checks in self._checks.items():
-            array = inputs[name]
+            column, feature = split_column(name, inputs)
+            array = inputs[column] if feature is None else inputs[column][:, feature]
             if not array.size:
                 continue
             for problem_of in checks:

@@ -170,7 +170,11 @@ def _source(
     if kind.endswith("Ranker"):
         target, fit = classes(rows, 0, 1, 2), _groups(flavor, len(rows))
     model.fit(rows, target, **fit)
-    return fitted_source(model, table, flavor, partial(_answers, model, flavor, bool(labels)))
+    stored = model
+    if option == "missing=0":  # XGBoost's file, which MLflow stores, does not hold `missing`
+        stored = type(model)()
+        stored.load_model(model.get_booster().save_raw())
+    return fitted_source(model, table, flavor, partial(_answers, stored, flavor, bool(labels)))
 
 
 def _table(kind: str, option: str) -> Table:

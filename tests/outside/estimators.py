@@ -115,6 +115,9 @@ _OF_CLASSES = frozenset(
     {"LinearDiscriminantAnalysis", "NeighborhoodComponentsAnalysis", "SelectFdr", "SelectFpr"}
     | {"SelectFwe", "SelectKBest", "SelectPercentile", "GenericUnivariateSelect"}
 )
+_OF_TWO_CLASSES = frozenset(
+    {"ClassifierChain", "FixedThresholdClassifier", "TunedThresholdClassifierCV"}
+)
 _WHOLE = frozenset({"CategoricalNB"})
 
 
@@ -167,7 +170,10 @@ def _alone(cls: type, group: str) -> Source:
 def _in_pipeline(cls: type, group: str) -> Source:
     table = customers()
     model = Pipeline([("columns", _columns(cls)), ("model", make_estimator(cls))])
-    return estimator_source(model, table, _target(cls, group, table, "gold", "none", "silver"))
+    labels: tuple[Any, ...] = ("gold", "none", "silver")
+    if cls.__name__ in _OF_TWO_CLASSES:
+        labels = (0, 1)
+    return estimator_source(model, table, _target(cls, group, table, *labels))
 
 
 def _target(cls: type, group: str, table: Table, *labels: Any) -> np.ndarray:
@@ -199,7 +205,8 @@ def _other(cls: type) -> Source:
         if cls.__name__ == "FrozenEstimator":
             model = cls(Ridge().fit(table.train, spending(table.train)))
         return estimator_source(model, table, spending(table.train))
-    return estimator_source(model, table, None)
+    learns = inspect.signature(model.fit).parameters["y"].default is inspect.Parameter.empty
+    return estimator_source(model, table, spending(table.train) if learns else None)
 
 
 def _texts(cls: type) -> Source:

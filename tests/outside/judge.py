@@ -25,7 +25,7 @@ from registry.tracking import configure_tracking
 from tests.outside.case import Arrays, Case, Row, Source
 from tests.outside.paths import Answer, Broken, Rejected, every_path
 
-# What float32 arithmetic explains, relative to the answer and to the largest of ordinary rows.
+# What float32 arithmetic explains, relative to the row's largest answer or that of ordinary rows.
 NEAR = 1e-5
 # What no sentence for a user has: a path, a place in code, a Python object, another library's plea.
 _NONSENSE = re.compile(
@@ -180,6 +180,7 @@ def _equal(want: np.ndarray, have: np.ndarray, scale: float) -> bool:
         return False
     if np.asarray(want).dtype.kind != "f":
         return bool(np.array_equal(want, have))
+    scale = max(scale, _largest(np.asarray(want)[np.isfinite(want)]))
     return bool(np.allclose(have, want, rtol=NEAR, atol=NEAR * scale, equal_nan=True))
 
 

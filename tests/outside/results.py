@@ -50,7 +50,9 @@ def differences(found: Mapping[Key, Outcome], known: Mapping[Key, Outcome]) -> I
     """Yield a sentence for each case whose verdict or reason is not the committed one."""
     for key, outcome in found.items():
         name, before = f"{key.name} ({key.group})", known.get(key)
-        if before is None:
+        if outcome.verdict is Verdict.FAILED:
+            yield f"{name} failed: {outcome.reason}"
+        elif before is None:
             yield f"{name} has no line: it is {outcome.verdict}. {outcome.reason}"
         elif outcome.verdict is Verdict.ACCEPTED and before.verdict is not Verdict.ACCEPTED:
             yield f"{name} is accepted now, and listed as {before.verdict}: change its line"

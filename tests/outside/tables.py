@@ -77,7 +77,7 @@ def numbers(*, gaps: bool = False, names: Sequence[Any] = ("a", "b", "c", "d")) 
     if gaps:
         train = train.mask(np.random.default_rng(4).random(train.shape) < 0.05)
     usual = _records(fresh)[0]
-    first, *_, last = map(str, names)
+    first, last = str(names[0]), str(names[-1])
     changes: Sequence[dict[str, Any]] = (
         {first: None},
         {last: None},

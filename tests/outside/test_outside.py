@@ -61,8 +61,8 @@ def test_zoo__a_sample_of_each_group__is_as_listed(
         (ACCEPTED, None, "has no line"),
         (ACCEPTED, REJECTED, "is accepted now, and listed as rejected"),
         (REJECTED, ACCEPTED, "was accepted and is rejected"),
-        (FAILED, ACCEPTED, "was accepted and is failed"),
-        (FAILED, REJECTED, "was rejected and is failed"),
+        (FAILED, ACCEPTED, "failed: a reason"),
+        (FAILED, FAILED, "failed: a reason"),
         (Outcome(Verdict.REJECTED, "another"), REJECTED, "with another sentence"),
     ],
 )
@@ -119,4 +119,5 @@ def test_results__committed_file__names_each_model_once() -> None:
     found = read_results()
     assert all(isinstance(key, Key) for key in found)
     for key, outcome in found.items():
-        assert bool(outcome.reason) == (outcome.verdict is not Verdict.ACCEPTED), key
+        assert outcome.verdict is not Verdict.FAILED, key
+        assert bool(outcome.reason) == (outcome.verdict is Verdict.REJECTED), key

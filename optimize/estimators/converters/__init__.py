@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optimize.estimators.converters.categories import register_categories
 from optimize.estimators.converters.classifiers import register_classifiers
 from optimize.estimators.converters.composite import register_composites
 from optimize.estimators.converters.double_trees import register_double_trees
@@ -20,6 +21,6 @@ def register_converters() -> None:
     for register in (
         *(register_imputer, register_isolation_forest, register_trees, register_text),
         *(register_functions, register_composites, register_classifiers),
-        *(register_selectors, register_double_trees),
+        *(register_selectors, register_double_trees, register_categories),
     ):
         register()

@@ -22,6 +22,8 @@ def register_composites() -> None:
     from skl2onnx.common._registration import register_converter, register_shape_calculator
     from sklearn.compose import TransformedTargetRegressor
     from sklearn.ensemble import StackingClassifier, VotingClassifier
+    from sklearn.frozen import FrozenEstimator
+    from sklearn.model_selection import RandomizedSearchCV
     from sklearn.multioutput import RegressorChain
 
     for model, parse, convert in (
@@ -33,6 +35,11 @@ def register_composites() -> None:
         alias = f"Mlctl{model.__name__}"
         update_registered_converter(
             model, alias, _keep_types, convert, overwrite=True, parser=parse
+        )
+    for model in (RandomizedSearchCV, FrozenEstimator):
+        alias = f"Mlctl{model.__name__}"
+        update_registered_converter(
+            model, alias, _keep_types, _convert_inner, overwrite=True, parser=_parse_inner
         )
     register_shape_calculator(_STACKED, _keep_types, overwrite=True)
     register_converter(_STACKED, _convert_stacked, overwrite=True)
@@ -60,6 +67,17 @@ def _declare(
         operator.outputs.append(scope.declare_local_variable("combined", kind))
     outputs: list[Any] = operator.outputs
     return outputs
+
+
+def _parse_inner(scope: Any, model: Any, inputs: list[Any], custom_parsers: Any = None) -> Any:
+    """Take the best estimator of a search, or a frozen one."""
+    inner = getattr(model, "best_estimator_", None) or model.estimator
+    return _parsed(scope, inner, inputs, custom_parsers)
+
+
+def _convert_inner(scope: Any, operator: Any, container: Any) -> None:
+    del scope, operator, container
+    raise AssertionError("its parser declares no operator of it")
 
 
 def _parse_chain(scope: Any, model: Any, inputs: list[Any], custom_parsers: Any = None) -> Any:

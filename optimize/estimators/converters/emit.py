@@ -53,3 +53,10 @@ class Emitter:
         from onnx import TensorProto
 
         return self.node("Cast", value, to=TensorProto.DOUBLE if self.double else TensorProto.FLOAT)
+
+
+def keep_width(operator: Any) -> None:
+    """Declare one output with the type of the first input and the columns of all."""
+    width = sum(each.type.shape[1] or 0 for each in operator.inputs)
+    first = operator.inputs[0]
+    operator.outputs[0].type = type(first.type)([first.get_first_dimension(), width or None])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from optimize.estimators.converters.emit import Emitter
+from optimize.estimators.converters.emit import Emitter, keep_width
 
 _Emit = Callable[[Emitter, str], str]
 
@@ -60,7 +60,7 @@ def register_functions() -> None:
     from sklearn.preprocessing import FunctionTransformer
 
     update_registered_converter(
-        FunctionTransformer, "MlctlFunctionTransformer", _infer_shape, _convert, overwrite=True
+        FunctionTransformer, "MlctlFunctionTransformer", keep_width, _convert, overwrite=True
     )
 
 
@@ -81,12 +81,6 @@ def _is_numpy(function: Any, name: str) -> bool:
     import numpy as np
 
     return function is getattr(np, name)
-
-
-def _infer_shape(operator: Any) -> None:
-    width = sum(each.type.shape[1] or 0 for each in operator.inputs)
-    first = operator.inputs[0]
-    operator.outputs[0].type = type(first.type)([first.get_first_dimension(), width or None])
 
 
 def _convert(scope: Any, operator: Any, container: Any) -> None:

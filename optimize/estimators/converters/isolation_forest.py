@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.estimators.converters.trees import missing_go_left
+from optimize.estimators.converters.trees import below, missing_go_left
 
 _LEAF = -1
 
@@ -99,7 +99,7 @@ def _ensemble(forest: Any) -> dict[str, Any]:
         found["nodes_treeids"] += [number] * tree.node_count
         found["nodes_nodeids"] += nodes.tolist()
         found["nodes_featureids"] += np.where(leaf, 0, features[tree.feature]).tolist()
-        found["nodes_values"] += np.where(leaf, 0, _below(tree.threshold)).tolist()
+        found["nodes_values"] += np.where(leaf, 0, below(tree.threshold)).tolist()
         found["nodes_modes"] += np.where(leaf, "LEAF", "BRANCH_LEQ").tolist()
         found["nodes_truenodeids"] += np.where(leaf, 0, tree.children_left).tolist()
         found["nodes_falsenodeids"] += np.where(leaf, 0, tree.children_right).tolist()
@@ -110,9 +110,3 @@ def _ensemble(forest: Any) -> dict[str, Any]:
         depths = path_nodes - 1 + expected
         found["target_weights"] += depths[leaf].tolist()
     return {"n_targets": 1, **found}
-
-
-def _below(thresholds: np.ndarray) -> np.ndarray:
-    """Return the largest float32 that is not above each threshold: no float32 lies between."""
-    rounded = thresholds.astype(np.float32)
-    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)

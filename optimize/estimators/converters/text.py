@@ -1,4 +1,4 @@
-r"""Convert CountVectorizer and TfidfVectorizer so that their tokens are scikit-learn's.
+r"""Convert vectorizers and TfidfTransformer so that tokens and weights are scikit-learn's.
 
 skl2onnx splits words at every letter beyond ASCII, removes texts instead of stop words, and lowers
 text by a locale that few machines have. `C.UTF-8` is built into the C library. ONNX Runtime's
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.estimators.converters.emit import Emitter
+from optimize.estimators.converters.emit import Emitter, keep_width
 
 _LOCALE = "C.UTF-8"
 _WORD = r"[\pL\pN_]"
@@ -29,11 +29,18 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@#'\[\]{}+,^-]+")
 def register_text() -> None:
     """Replace skl2onnx's converters in this process; idempotent."""
     from skl2onnx._supported_operators import update_registered_converter
-    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+    from sklearn.feature_extraction.text import (
+        CountVectorizer,
+        TfidfTransformer,
+        TfidfVectorizer,
+    )
 
     for model in (CountVectorizer, TfidfVectorizer):
         alias = f"Mlctl{model.__name__}"
         update_registered_converter(model, alias, _infer_shape, _convert, overwrite=True)
+    update_registered_converter(
+        TfidfTransformer, "MlctlTfidfTransformer", keep_width, _convert_weights, overwrite=True
+    )
 
 
 def _infer_shape(operator: Any) -> None:
@@ -69,6 +76,15 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
         found = emit.cast(emit.node("Greater", found, emit.number([0])))
     if isinstance(model, TfidfVectorizer):
         found = _weigh(emit, model, found)
+    emit.node("Identity", found, into=operator.outputs[0].full_name)
+
+
+def _convert_weights(scope: Any, operator: Any, container: Any) -> None:
+    from skl2onnx.operator_converters.common import concatenate_variables
+
+    emit = Emitter(scope, operator, container)
+    counts = concatenate_variables(scope, operator.inputs, container)
+    found = _weigh(emit, operator.raw_operator, counts)
     emit.node("Identity", found, into=operator.outputs[0].full_name)
 
 

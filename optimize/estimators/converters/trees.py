@@ -1,17 +1,20 @@
-"""Send missing values down the branches that scikit-learn's trees learnt for them.
+"""Split as scikit-learn's trees do: they round features to float32, and learn where gaps go.
 
-skl2onnx sends them to the right in every tree but those of histogram gradient boosting.
+skl2onnx sends missing values to the right in every tree but those of histogram gradient boosting,
+and does not end at a split at infinity, which sends only missing values to the right.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 _LEAF = -1
 
 
 def register_trees() -> None:
-    """Replace the function of skl2onnx that lists a tree's nodes in this process; idempotent."""
+    """Replace skl2onnx's functions of a tree's nodes in this process; idempotent."""
     from skl2onnx.common import tree_ensemble
     from skl2onnx.operator_converters import decision_tree, random_forest
 
@@ -19,6 +22,7 @@ def register_trees() -> None:
     modules: tuple[Any, ...] = (decision_tree, random_forest)
     for module in modules:
         module.add_tree_to_attribute_pairs = _with_missing(plain)
+    tree_ensemble.sklearn_threshold = split_value
 
 
 def _with_missing(plain: Any) -> Any:
@@ -37,3 +41,20 @@ def missing_go_left(tree: Any) -> list[int]:
     inner = tree.children_left != _LEAF
     found: list[int] = (inner & (tree.missing_go_to_left != 0)).astype(int).tolist()
     return found
+
+
+def split_value(threshold: float, dtype: Any, mode: str) -> float:
+    """Return the number to compare a feature of `dtype` with, as if it were rounded to float32."""
+    assert mode == "BRANCH_LEQ", mode
+    last = float(below(np.asarray(threshold, np.float64)))
+    if dtype == np.float32 or not np.abs(last) < np.finfo(np.float32).max:
+        return last
+    # The middle of two neighbours is rounded to the even one.
+    middle = (last + float(np.nextafter(np.float32(last), np.float32(np.inf)))) / 2
+    return middle if np.float32(middle) == last else float(np.nextafter(middle, -np.inf))
+
+
+def below(thresholds: np.ndarray) -> np.ndarray:
+    """Return the largest float32 that is not above each threshold: no float32 lies between."""
+    rounded = thresholds.astype(np.float32)
+    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.ensemble import RandomForestRegressor
+from sklearn.ensemble import BaggingRegressor, RandomForestRegressor, VotingRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -42,15 +42,19 @@ def next_to_splits(model: Any, scale: np.ndarray, mean: np.ndarray) -> np.ndarra
     return np.array(rows)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_forest__features_next_to_a_split__takes_the_same_side(
-    scaled: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("where", ["alone", "scaled", "voting"])
+def test_forest__features_next_to_a_split__takes_the_same_side(where: str, tmp_path: Path) -> None:
     forest = RandomForestRegressor(3, max_depth=6, random_state=0)
-    model = make_pipeline(StandardScaler(), forest) if scaled else forest
+    model: Any = forest
+    if where == "scaled":
+        model = make_pipeline(StandardScaler(), forest)
+    if where == "voting":  # its trees get float64
+        model = VotingRegressor([("forest", forest)])
     model.fit(ROWS, ROWS[:, 0] * 3 + ROWS[:, 1] ** 2)
     scale, mean = np.ones(3), np.zeros(3)
-    if scaled:
+    if where == "voting":
+        forest = model.estimators_[0]
+    if where == "scaled":
         scale, mean = model[0].scale_, model[0].mean_
     inputs = {"input": next_to_splits(forest, scale, mean)}
     reference = EstimatorReference(load_estimator(skops_source(model, tmp_path, 3)))
@@ -59,3 +63,17 @@ def test_forest__features_next_to_a_split__takes_the_same_side(
     want = reference.run(inputs)["prediction"]
     assert len(want) > 300
     assert np.abs(found - want).max() <= 1e-6 * np.abs(want).max()
+
+
+def test_bagging__a_split_of_missing_values_only__converts(tmp_path: Path) -> None:
+    """Such a split is at infinity, where skl2onnx's search for a float64 does not end."""
+    rows = ROWS[:200].copy()
+    rows[::4, 0] = np.nan
+    model = BaggingRegressor(n_estimators=3, random_state=0)
+    model.fit(rows, np.isnan(rows[:, 0]) * 100 + rows[:, 1])
+    assert any(np.isinf(each.tree_.threshold).any() for each in model.estimators_)
+    reference = EstimatorReference(load_estimator(skops_source(model, tmp_path, 3)))
+    reference.export(tmp_path, {"input": rows[:3]})
+    found = open_session(tmp_path / "model.onnx").run({"input": rows})["prediction"]
+    want = reference.run({"input": rows})["prediction"]
+    assert np.abs(found - want).max() <= 1e-5 * np.abs(want).max()

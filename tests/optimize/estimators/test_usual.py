@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from catboost import CatBoostClassifier, CatBoostRegressor
 from lightgbm import LGBMClassifier, LGBMRegressor
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor, make_column_selector
@@ -19,24 +20,32 @@ from sklearn.ensemble import (
     StackingClassifier,
     VotingClassifier,
 )
-from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.feature_extraction.text import (
+    CountVectorizer,
+    HashingVectorizer,
+    TfidfTransformer,
+    TfidfVectorizer,
+)
 from sklearn.feature_selection import RFE, SelectKBest, f_classif
 from sklearn.impute import SimpleImputer
+from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.multioutput import MultiOutputRegressor, RegressorChain
 from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
+    KBinsDiscretizer,
     OneHotEncoder,
     OrdinalEncoder,
     StandardScaler,
 )
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
-from xgboost import XGBRegressor
+from xgboost import XGBClassifier, XGBModel, XGBRanker, XGBRegressor
 
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype
@@ -78,6 +87,7 @@ PAIR = np.stack([NUMBER, -NUMBER], axis=1)
 GOOD = TEXTS["note"].str.contains("good").astype(int)
 _FOREST: dict[str, Any] = {"n_estimators": 5, "random_state": 0}
 _BOOST: dict[str, Any] = {"n_estimators": 5, "verbose": -1, "n_jobs": 1}
+_CAT: dict[str, Any] = {"iterations": 5, "verbose": 0, "allow_writing_files": False}
 _BAGGED: dict[str, Any] = {"boosting_type": "rf", "bagging_freq": 1, "bagging_fraction": 0.7}
 
 
@@ -202,13 +212,54 @@ USUAL: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
+USUAL |= {
+    "searched at random": (
+        RandomizedSearchCV(Ridge(), {"alpha": [1, 2]}, n_iter=1, cv=2),
+        NUMBERS,
+        NUMBER,
+    ),
+    "bins": (make_pipeline(KBinsDiscretizer(4), Ridge()), NUMBERS, NUMBER),
+    "rare categories": (
+        encoded(OneHotEncoder(min_frequency=110, handle_unknown="infrequent_if_exist"), Ridge()),
+        X,
+        NUMBER,
+    ),
+    "few categories, one dropped": (
+        encoded(OneHotEncoder(max_categories=2, drop="first", sparse_output=False), Ridge()),
+        X,
+        NUMBER,
+    ),
+    "counts, then weights": (
+        text_model(make_pipeline(CountVectorizer(), TfidfTransformer(sublinear_tf=True))),
+        TEXTS["note"],
+        GOOD,
+    ),
+    "lightgbm, steep logistic function": (LGBMClassifier(sigmoid=2.0, **_BOOST), NUMBERS, TWO),
+    "lightgbm, mape": (LGBMRegressor(objective="mape", **_BOOST), NUMBERS, NUMBER),
+    "xgboost, dart": (XGBRegressor(n_estimators=5, booster="dart"), NUMBERS, NUMBER),
+    "catboost, poisson": (
+        CatBoostRegressor(loss_function="Poisson", **_CAT),
+        NUMBERS,
+        NUMBER.abs(),
+    ),
+    "catboost, one against the rest": (
+        CatBoostClassifier(loss_function="MultiClassOneVsAll", **_CAT),
+        NUMBERS,
+        THREE,
+    ),
+}
+
+
 def stored(model: Any, rows: Any, root: Path) -> SourceModel:
     """Return the fitted model as a registered one, with the signature of its rows."""
     frame = rows.to_frame() if isinstance(rows, pd.Series) else rows
     columns = {str(name): _KINDS[frame[name].dtype.kind] for name in frame}
-    if isinstance(model, XGBRegressor):
+    if isinstance(model, XGBModel):
         model.save_model(root / "model.ubj")
         source = file_source(root / "model.ubj", ModelFormat.XGBOOST, columns)
+    elif isinstance(model, CatBoostRegressor | CatBoostClassifier):
+        model.save_model(str(root / "model.cb"))
+        source = file_source(root / "model.cb", ModelFormat.CATBOOST, columns)
     else:
         is_lightgbm = isinstance(model, LGBMClassifier | LGBMRegressor)
         source = skops_source(model, root, columns, lightgbm=is_lightgbm)
@@ -258,3 +309,43 @@ def test_text__no_onnx_form__is_rejected_with_the_setting(
     estimator = load_estimator(stored(model, texts, tmp_path))
     with pytest.raises(MlctlError, match=reason):
         EstimatorReference(estimator).export(tmp_path, as_inputs(texts.to_frame().head(3)))
+
+
+def test_xgboost_ranker__scores__are_its_predictions(tmp_path: Path) -> None:
+    model = XGBRanker(n_estimators=5).fit(NUMBERS, THREE, qid=np.arange(ROWS) // 10)
+    estimator = load_estimator(stored(model, NUMBERS, tmp_path))
+    reference, inputs = EstimatorReference(estimator), as_inputs(NUMBERS)
+    reference.export(tmp_path, inputs)
+    want = model.predict(NUMBERS)
+    assert np.array_equal(reference.run(inputs)["prediction"], want)
+    found = open_session(tmp_path / "model.onnx").run(inputs)["prediction"]
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "reason"),
+    [
+        (XGBRegressor(booster="gblinear"), NUMBER, r'XGBRegressor\(booster="gblinear"\)'),
+        (XGBClassifier(objective="multi:softmax"), THREE, 'objective="multi:softmax"'),
+        (XGBRegressor(multi_strategy="multi_output_tree"), PAIR, "several targets"),
+        (LGBMRegressor(linear_tree=True, **_BOOST), NUMBER, "linear_tree has no ONNX form"),
+        (CatBoostRegressor(grow_policy="Depthwise", **_CAT), NUMBER, "grow_policy='Depthwise'"),
+        (make_pipeline(Nystroem(), Ridge()), NUMBER, "^Nystroem in this Pipeline cannot"),
+        (make_pipeline(HashingVectorizer(), LogisticRegression()), None, "^HashingVectorizer in"),
+        (
+            make_pipeline(StandardScaler(), CalibratedClassifierCV(KNeighborsClassifier(), cv=2)),
+            TWO,
+            r"\(in Pipeline, CalibratedClassifierCV, KNeighborsClassifier\)",
+        ),
+    ],
+)
+def test_rejected__what_has_no_onnx_form__is_named_with_a_way_out(
+    model: Any, target: Any, reason: str, tmp_path: Path
+) -> None:
+    rows, target = (TEXTS["note"], GOOD) if target is None else (NUMBERS, target)
+    model.fit(rows, target)
+    inputs = as_inputs((rows.to_frame() if target is GOOD else rows).head(3))
+    with pytest.raises(MlctlError, match=reason) as caught:
+        EstimatorReference(load_estimator(stored(model, rows, tmp_path))).export(tmp_path, inputs)
+    assert caught.value.hint
+    assert str(tmp_path) not in caught.value.message

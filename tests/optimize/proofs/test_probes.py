@@ -24,6 +24,7 @@ COUNT = TensorSpec(name="count", dtype=Datatype.INT64, shape=(DYNAMIC,))
 FLAGS = TensorSpec(name="flags", dtype=Datatype.UINT8, shape=(DYNAMIC,))
 MATRIX = TensorSpec(name="x", dtype=Datatype.FP32, shape=(DYNAMIC, 3))
 IMAGE = TensorSpec(name="image", dtype=Datatype.FP32, shape=(DYNAMIC, 3, 8, 8))
+IDS = TensorSpec(name="ids", dtype=Datatype.INT64, shape=(DYNAMIC, DYNAMIC))
 BASE = {
     "age": np.array([30.0, 40.0, np.nan]),
     "rate": np.array([[1.0], [2.0], [3.0]], np.float32),
@@ -31,7 +32,8 @@ BASE = {
     "count": np.array([1, 5, 9]),
     "flags": np.array([0, 1, 1], np.uint8),
     "x": np.arange(9, dtype=np.float32).reshape(3, 3),
-    "image": np.zeros((3, 3, 8, 8), np.float32),
+    "image": np.linspace(-1, 1, 576, dtype=np.float32).reshape(3, 3, 8, 8),
+    "ids": np.array([[2, 3], [0, 1], [4, 4]]),
 }
 
 
@@ -45,13 +47,15 @@ def values(spec: TensorSpec, *, table: bool = True) -> dict[ProbeKind, list[obje
 def test_make_probes__float_column__has_a_gap_zero_extremes_and_what_is_beyond_float32() -> None:
     found = values(AGE)
     assert repr(found.pop(ProbeKind.GAP)) == "[nan]"
+    sizes = found.pop(ProbeKind.SIZE)
     assert found == {
         ProbeKind.ZERO: [0.0],
         ProbeKind.EXTREME: [30.0, 40.0],
-        ProbeKind.LARGE: [np.inf, -np.inf, 1e300, -1e300],
+        ProbeKind.LARGE: [np.inf, -np.inf, 1e300, -1e300, FLOAT32_MAX, -FLOAT32_MAX],
         ProbeKind.UNSEEN: [pytest.approx(33.819)],
     }
-    assert values(RATE)[ProbeKind.LARGE] == [np.inf, -np.inf]
+    assert {1e30, -1e30, 1e4, -1e4} <= set(sizes)
+    assert values(RATE)[ProbeKind.LARGE] == [np.inf, -np.inf, FLOAT32_MAX, -FLOAT32_MAX]
     assert ProbeKind.UNSEEN not in values(AGE, table=False)
 
 
@@ -80,13 +84,40 @@ def test_make_probes__text_column__has_empty_unseen_long_and_odd_texts() -> None
     assert ("New Yor\u212a".encode(), b"Oslo", b"") in odd
 
 
-def test_make_probes__matrix__has_each_feature_of_a_table_and_no_picture() -> None:
-    probes = make_probes([MATRIX, IMAGE], BASE, [BASE], table=True)
-    assert {probe.feature for probe in probes} == {0, 1, 2}
+def test_make_probes__sizes__leave_the_next_smaller_one_down_to_the_data() -> None:
+    found = [
+        (probe.value, probe.limits)
+        for probe in make_probes([AGE], BASE, [BASE], table=True)
+        if probe.kind in (ProbeKind.LARGE, ProbeKind.SIZE) and abs(probe.value) < 1e35
+    ]
+    assert found[0] == (1e30, (-FLOAT32_MAX, 1e24))
+    assert (1e4, (-FLOAT32_MAX, 40.0)) in found
+    assert found[-1] == (-1e4, (0.0, FLOAT32_MAX))
+
+
+def test_make_probes__matrix__has_each_feature_of_a_table() -> None:
+    probes = make_probes([MATRIX], BASE, [BASE], table=True)
+    assert {(probe.feature, probe.name) for probe in probes} == {
+        (0, "x[0]"),
+        (1, "x[1]"),
+        (2, "x[2]"),
+    }
+    wide = make_probes([MATRIX], BASE, [BASE], table=True, max_features=2)
+    assert {(probe.feature, probe.name) for probe in wide} == {(0, "x"), (2, "x")}
     gap = next(each for each in probes if each.kind is ProbeKind.GAP and each.feature == 1)
     assert np.argwhere(np.isnan(gap.rows(BASE)["x"])).tolist() == [[0, 1], [1, 1], [2, 1]]
     assert not np.isnan(BASE["x"]).any()
-    assert make_probes([MATRIX, IMAGE], BASE, [BASE], table=False) == []
+
+
+def test_make_probes__other_tensors__have_odd_values_in_the_first_and_last_place() -> None:
+    probes = make_probes([IMAGE, IDS], BASE, [BASE], table=False)
+    gap = next(each for each in probes if each.kind is ProbeKind.GAP and each.feature == -1)
+    assert np.argwhere(np.isnan(gap.rows(BASE)["image"]))[0].tolist() == [0, 2, 7, 7]
+    negative = [each for each in probes if each.kind is ProbeKind.NEGATIVE]
+    assert [each.rows(BASE)["ids"][0].tolist() for each in negative] == [[-1, 3], [2, -1]]
+    large = next(each for each in probes if each.limits == (-1e24, 1e24))
+    assert np.abs(large.rows(BASE)["image"]).max() == pytest.approx(1e30)
+    assert make_probes([IDS], BASE, [{"ids": BASE["ids"] - 3}], table=False) == []
 
 
 @pytest.mark.parametrize("dtype", [Datatype.FP32, Datatype.FP64])
@@ -153,6 +184,12 @@ def test_combine__values_of_the_data_itself_differ__cannot_be_excluded(kind: Pro
     assert combine([failed(kind)]).inexpressible == (failed(kind),)
 
 
-def test_combine__one_feature_of_a_matrix_is_a_category__cannot_be_excluded() -> None:
-    exclusion = Exclusion(Probe("x", ProbeKind.UNSEEN, 1.0, feature=2), "reason")
-    assert combine([exclusion]).inexpressible == (exclusion,)
+def test_combine__sizes_on_both_sides__leave_what_is_between() -> None:
+    found = combine(
+        [
+            Exclusion(Probe("a", ProbeKind.LARGE, 1.0, limits=(-FLOAT32_MAX, 1e30)), "reason"),
+            Exclusion(Probe("a", ProbeKind.SIZE, 1.0, limits=(-FLOAT32_MAX, 1e6)), "reason"),
+            Exclusion(Probe("a", ProbeKind.SIZE, 1.0, limits=(0.0, FLOAT32_MAX)), "reason"),
+        ]
+    )
+    assert found.limits == {"a": (0.0, 1e6)}

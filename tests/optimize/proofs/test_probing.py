@@ -15,7 +15,7 @@ from bundle.errors import ErrorCode, MlctlError
 from bundle.manifest import InputConstraints
 from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from optimize.data import Rows
-from optimize.proofs.probes import FLOAT32_MAX
+from optimize.proofs.probes import FLOAT32_MAX, MAX_FEATURES
 from optimize.proofs.probing import ProbeResult, probe_model
 from services.runtime.run_errors import RunError
 from tests.support.sessions import FunctionSession
@@ -100,7 +100,7 @@ def test_probe_model__source_raises__rejects_that_kind_in_that_column(
     why = "is rejected (the source model rejects it: the model does not run: no such number)."
     assert found.reasons == (
         f"age: a missing value {why}",
-        f"age: a number beyond float32 {why}",
+        f"age: a number far beyond the data's {why}",
         f"count: a negative number {why}",
     )
 
@@ -138,6 +138,81 @@ def test_probe_model__unseen_category__lists_those_of_data_and_graph_that_are_ri
         probed(tmp_path, age, lambda inputs: np.where(age(inputs) == 60.0, 0.0, age(inputs)))
     found = probed(tmp_path, source, graph)
     assert found.constraints == InputConstraints(categories={"city": ("Bern", "Oslo", "Rome")})
+
+
+@pytest.mark.parametrize("width", [2, MAX_FEATURES + 1])
+def test_probe_model__categories_in_a_matrix__are_listed_for_each_column(
+    tmp_path: Path, width: int
+) -> None:
+    matrix = TensorSpec(name="x", dtype=Datatype.FP64, shape=(DYNAMIC, width))
+    signature = Signature(inputs=(matrix,), outputs=SIGNATURE.outputs)
+    first = 10.0 * np.arange(width)
+    rows = Rows({"x": first + np.arange(12)[:, None] % 3}, None)
+
+    def source(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        if not np.isin(inputs["x"] - first, [0, 1, 2]).all():
+            raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, "unknown category")
+        return np.asarray(inputs["x"].sum(axis=1))
+
+    session = FunctionSession(lambda inputs: {"y": inputs["x"].sum(axis=1)})
+    file, data = graph_with(tmp_path, "a"), (rows, rows)
+    found = probe_model(
+        Source(source), session, file, signature, data, table=True, independent=True
+    )
+    assert found.constraints.categories == {
+        f"x[{column}]": (value, value + 1, value + 2) for column, value in enumerate(first)
+    }
+
+
+def test_probe_model__numbers_whose_answer_overflows__stay_below_the_next_size(
+    tmp_path: Path,
+) -> None:
+    def square(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.square(age(inputs).astype(np.float32)).astype(np.float64)
+
+    found = probed(tmp_path, square, square)
+    assert found.constraints == InputConstraints(limits={"age": (-1e18, 1e18)})
+    assert any("answers with NaN or infinity" in each for each in found.reasons)
+
+
+def test_probe_model__free_text_whose_answer_differs__is_rejected(tmp_path: Path) -> None:
+    texts = np.array([f"text number {number}".encode() for number in range(12)], object)
+    rows = Rows({**ROWS.inputs, "city": texts}, None)
+
+    def graph(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        new = np.array([not city.startswith(b"text") for city in inputs["city"]])
+        return np.where(new, 0.0, age(inputs))
+
+    session = FunctionSession(lambda inputs: {"y": graph(inputs)})
+    few = rows.take(np.arange(2))
+    with pytest.raises(MlctlError, match="'city', a value that is not among the data's"):
+        probe_model(
+            *(Source(age), session, graph_with(tmp_path, "a"), SIGNATURE, (rows, few)),
+            table=True,
+            independent=True,
+        )
+
+
+def test_probe_model__rows_of_the_data_would_be_excluded__is_rejected(tmp_path: Path) -> None:
+    gap = np.array([np.nan, *ROWS.inputs["age"][1:]])
+    rows = Rows({**ROWS.inputs, "age": gap, "count": np.arange(12) % 3 + 1}, None)
+
+    def graph(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        # A gap is answered rightly in the first row of the data only.
+        filled = np.where(np.isnan(age(inputs)), 1.0 * (inputs["count"] != 1), age(inputs))
+        return np.asarray(filled)
+
+    def source(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.nan_to_num(age(inputs), nan=0.0)
+
+    session = FunctionSession(lambda inputs: {"y": graph(inputs)})
+    with pytest.raises(MlctlError, match=r"'age' has a missing value.* rows of the data have it"):
+        probe_model(
+            *(Source(source), session, graph_with(tmp_path, "a"), SIGNATURE, (rows, rows)),
+            table=True,
+            independent=True,
+        )
 
 
 def test_probe_result__added_to__merges_with_the_graphs_own_constraints() -> None:
