@@ -12,13 +12,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from bundle.entries import Key, hash_key
-from bundle.errors import MlctlError
+from bundle.errors import ErrorCode, MlctlError
 from bundle.files import write_atomic
 from bundle.manifest import MODEL_NAME
 from bundle.tensors import Signature
 from optimize.batching import DEFAULT
 from optimize.cache import fetch_or_build, versions
 from optimize.data import Rows
+from optimize.estimators import EstimatorReference
 from optimize.judge import Baseline, run_rows
 from optimize.prepare import Prepared
 from optimize.proofs.checks import check_finite, check_graph, check_parity, check_source
@@ -138,6 +139,8 @@ def _build(directory: Path, prepared: Prepared) -> None:
         _prove(directory, prepared, reference)
     except MlctlError as error:
         # A proof knows rows and outputs; users know their model by the names of its steps.
+        if not isinstance(reference, EstimatorReference):
+            raise
         if reference.name.partition(" ")[0] in error.message:
             raise
         message = f"{reference.name}: {error.message}"
@@ -161,6 +164,13 @@ def _prove(directory: Path, prepared: Prepared, reference: Reference) -> None:
         raw = prepared.raw.held_out.inputs
         prepared.transform.check_pure(raw, reference.run)
         independent = independent and prepared.transform.is_row_independent(raw, reference.run)
+    if source.format is ModelFormat.TRANSFORMERS and not independent:
+        raise MlctlError(
+            ErrorCode.UNSUPPORTED_MODEL,
+            "the model's answer to a text depends on the longer texts beside it: its layers see "
+            "the padding, although the mask excludes it",
+            "Use an encoder that masks its padding, such as BERT; convolutions over tokens do not.",
+        )
     batch = DEFAULT.batching(row_independent=independent).max_rows
     outputs = run_rows(reference.run, held_out, batch)
     check_finite(outputs)

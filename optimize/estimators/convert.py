@@ -211,12 +211,18 @@ def _converted(estimator: Estimator, form: _Form) -> Any:
 def _from_sklearn(estimator: Estimator, form: _Form) -> Any:
     from skl2onnx.convert import to_onnx
     from skl2onnx.sklapi.cast_transformer import CastTransformer
+    from sklearn.multiclass import OneVsOneClassifier
     from sklearn.pipeline import Pipeline
 
     from optimize.estimators.converters import register_converters
 
     register_converters()
     model = estimator.model
+    for part, _ in objects(model):
+        if isinstance(part, OneVsOneClassifier) and part.classes_.dtype.kind in "OU":
+            raise NotImplementedError(
+                "OneVsOneClassifier with text as classes has no ONNX form; train on class numbers"
+            )
     if form.last_in_float:
         steps = list(_steps(model))
         cast = CastTransformer(dtype=np.float32)

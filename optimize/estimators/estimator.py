@@ -355,7 +355,8 @@ def _targets(model: Any, source: SourceModel) -> int:
 
     last = final_step(model)
     if isinstance(last, TransformedTargetRegressor):
-        return _targets(last.regressor_, source)
+        # Its target was one-dimensional where it gives one number.
+        return 1 if last._training_dim == 1 else _targets(last.regressor_, source)  # noqa: SLF001
     # Their parts may be pipelines that take columns by name, and no row of zeros.
     if isinstance(last, MultiOutputRegressor):
         return len(last.estimators_)

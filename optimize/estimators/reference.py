@@ -23,6 +23,7 @@ class EstimatorReference:
 
     @property
     def name(self) -> str:
+        """The classes of the estimator and its steps, in words."""
         return describe(self._estimator.model)
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:

@@ -237,8 +237,8 @@ def _tensor(spec: TensorSpec, base: np.ndarray, seen: Sequence[np.ndarray]) -> I
         unit = [row / (_largest(row) or 1.0) for row in np.where(np.isfinite(base), base, 0)]
         # Of larger ones even a sum is infinite.
         for kind, size, limit in _sizes(_SIZES[1:], largest):
-            value = tuple(row * row.dtype.type(size) for row in unit)
-            yield Probe(spec.name, kind, value, limits=(-limit, limit))
+            scaled = tuple(row * row.dtype.type(size) for row in unit)
+            yield Probe(spec.name, kind, scaled, limits=(-limit, limit))
     elif _signed(spec.dtype) and min(array.min(initial=0) for array in seen) >= 0:
         for feature in (0, -1):
             yield Probe(spec.name, ProbeKind.NEGATIVE, -1, feature)

@@ -217,7 +217,8 @@ def _values_of(name: str, signature: Signature, seen: Sequence[Tensors]) -> list
     column, feature = split_column(name, [spec.name for spec in signature.inputs])
     arrays = [each[column].reshape(len(each[column]), -1) for each in seen]
     index = slice(None) if feature is None else feature
-    return np.concatenate([array[:, index].ravel() for array in arrays]).tolist()
+    values: list[Any] = np.concatenate([array[:, index].ravel() for array in arrays]).tolist()
+    return values
 
 
 def _require_categories(name: str, values: Sequence[Any], found: Sequence[Exclusion]) -> None:

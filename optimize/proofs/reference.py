@@ -40,13 +40,7 @@ _CLASS_HINT = (
 
 
 class Reference(Protocol):
-    """A source model that can be run and exported to ONNX.
-
-    `name` is its kind in words, as its author calls it; empty if the author wrote it.
-    """
-
-    @property
-    def name(self) -> str: ...
+    """A source model that can be run and exported to ONNX."""
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Return the outputs by name; UNSUPPORTED_MODEL if the model raises on these inputs."""
@@ -84,8 +78,6 @@ def load_reference(source: SourceModel) -> Reference:
 class TorchReference:
     """A torch module, called with one tensor for each input of the signature."""
 
-    name = ""
-
     def __init__(self, module: Any, signature: Signature) -> None:
         self._module = adapt(module, signature)
         self._signature = signature
@@ -118,8 +110,6 @@ class OnnxReference:
 
     See `registry.onnx_file.make_plain`. The scores of a ZipMap are read from its maps.
     """
-
-    name = ""
 
     def __init__(self, path: Path, model: Any) -> None:
         self._path = path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from registry.names import printable
 _TOKENIZER = "components/tokenizer"
 _TEMPLATE = "transform.py.j2"
 _HINT = "Log such a pipeline with mlflow.transformers.log_model(pipeline, ...)."
+# It compares a text with labels of each request, by a classifier of pairs.
+_OTHER_TASK = "zero-shot-classification"
 # Some encoders number positions from 2.
 _RESERVED_POSITIONS = 2
 
@@ -149,11 +152,18 @@ def load_text_encoder(source: SourceModel) -> Any:
 
 
 def _task(source: SourceModel, config: Mapping[str, Any]) -> TextTask:
-    task = find_task(config)
+    task = _declared_task(source) or find_task(config)
     if task is None or task not in set(TextTask):
-        tasks, name = ", ".join(TextTask), printable(architecture(config))
+        tasks, name = ", ".join(TextTask), printable(task or architecture(config))
         raise _unsupported(source, f"it is {name}, not an encoder for {tasks}")
     return TextTask(task)
+
+
+def _declared_task(source: SourceModel) -> str | None:
+    """Return the pipeline's task if its class of model has another one as well."""
+    path = source.artifacts / "MLmodel"
+    text = path.read_text() if path.is_file() else ""
+    return _OTHER_TASK if re.search(rf"^ *task: {_OTHER_TASK}$", text, re.MULTILINE) else None
 
 
 def _signature(task: TextTask, labels: int, width: int) -> Signature:

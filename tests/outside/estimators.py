@@ -80,6 +80,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "RadiusNeighborsClassifier": {"radius": 1e3},
     "RadiusNeighborsRegressor": {"radius": 1e3},
     "LocalOutlierFactor": {"novelty": True},
+    "QuadraticDiscriminantAnalysis": {"reg_param": 0.1},
     "CCA": {"n_components": 1},
     "PLSCanonical": {"n_components": 1},
     "PLSSVD": {"n_components": 1},
@@ -116,7 +117,8 @@ _OF_CLASSES = frozenset(
     | {"SelectFwe", "SelectKBest", "SelectPercentile", "GenericUnivariateSelect"}
 )
 _OF_TWO_CLASSES = frozenset(
-    {"ClassifierChain", "FixedThresholdClassifier", "TunedThresholdClassifierCV"}
+    {"ClassifierChain", "FixedThresholdClassifier", "SelfTrainingClassifier"}
+    | {"TunedThresholdClassifierCV"}
 )
 _WHOLE = frozenset({"CategoricalNB"})
 

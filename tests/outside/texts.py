@@ -85,12 +85,11 @@ def text_cases() -> Iterator[Case]:
     yield _case("DistilBert", "feature-extraction")
     yield _case("Bert", "text-classification of several labels", multi=True)
     yield _case("Bert", "fill-mask")
-    yield _case("Bert", "question-answering")
     yield _case("Bert", "zero-shot-classification")
 
 
 def _case(kind: str, task: str, *, multi: bool = False) -> Case:
-    kinds = (kind, task.partition(" ")[0], "label")
+    kinds = (kind, task.partition(" ")[0], "label", "the model")
     return Case(GROUP, f"{kind}, {task}", kinds, partial(_source, kind, task, multi))
 
 
@@ -110,7 +109,6 @@ def _source(kind: str, task: str, multi: bool) -> Source:
     heads = {
         **_TASKS,
         "fill-mask": "ForMaskedLM",
-        "question-answering": "ForQuestionAnswering",
         "zero-shot-classification": "ForSequenceClassification",
     }
     model = getattr(library, f"{kind}{heads[task]}")(config).eval()
@@ -208,6 +206,5 @@ _ANSWERS: dict[str, Callable[[Any], Answer]] = {
     "token-classification": _entities,
     "feature-extraction": _mean,
     "fill-mask": _unknown,
-    "question-answering": _unknown,
     "zero-shot-classification": _unknown,
 }

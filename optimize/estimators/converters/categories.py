@@ -96,4 +96,4 @@ def _rare_column(encoder: Any, number: int) -> np.ndarray | None:
     if encoder.infrequent_categories_[number] is None:
         return None
     mapping = encoder._default_to_infrequent_mappings[number]  # noqa: SLF001
-    return _columns_of(encoder, number)[int(np.argmax(mapping))]
+    return np.asarray(_columns_of(encoder, number)[int(np.argmax(mapping))])

@@ -33,13 +33,19 @@ def register_composites() -> None:
         (StackingClassifier, _parse_stack, _convert_stack),
     ):
         alias = f"Mlctl{model.__name__}"
-        update_registered_converter(
-            model, alias, _keep_types, convert, overwrite=True, parser=parse
+        # A pipeline turns zipmap off for every classifier that it ends with.
+        options = (
+            {"zipmap": [True, False, "columns"]}
+            if model in (VotingClassifier, StackingClassifier)
+            else None
         )
-    for model in (RandomizedSearchCV, FrozenEstimator):
-        alias = f"Mlctl{model.__name__}"
         update_registered_converter(
-            model, alias, _keep_types, _convert_inner, overwrite=True, parser=_parse_inner
+            model, alias, _keep_types, convert, overwrite=True, parser=parse, options=options
+        )
+    for holder in (RandomizedSearchCV, FrozenEstimator):
+        alias = f"Mlctl{holder.__name__}"
+        update_registered_converter(
+            holder, alias, _keep_types, _convert_inner, overwrite=True, parser=_parse_inner
         )
     register_shape_calculator(_STACKED, _keep_types, overwrite=True)
     register_converter(_STACKED, _convert_stacked, overwrite=True)

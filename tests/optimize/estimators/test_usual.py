@@ -258,7 +258,7 @@ def stored(model: Any, rows: Any, root: Path) -> SourceModel:
         model.save_model(root / "model.ubj")
         source = file_source(root / "model.ubj", ModelFormat.XGBOOST, columns)
     elif isinstance(model, CatBoostRegressor | CatBoostClassifier):
-        model.save_model(str(root / "model.cb"))
+        model.save_model(root / "model.cb")
         source = file_source(root / "model.cb", ModelFormat.CATBOOST, columns)
     else:
         is_lightgbm = isinstance(model, LGBMClassifier | LGBMRegressor)

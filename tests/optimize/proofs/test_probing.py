@@ -204,7 +204,7 @@ def test_probe_model__rows_of_the_data_would_be_excluded__is_rejected(tmp_path: 
         return np.asarray(filled)
 
     def source(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.nan_to_num(age(inputs), nan=0.0)
+        return np.asarray(np.nan_to_num(age(inputs), nan=0.0))
 
     session = FunctionSession(lambda inputs: {"y": graph(inputs)})
     with pytest.raises(MlctlError, match=r"'age' has a missing value.* rows of the data have it"):
