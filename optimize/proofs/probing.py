@@ -36,6 +36,9 @@ from services.runtime.session import Session
 
 _MAX_ROWS = 2000
 MAX_CATEGORIES = 5000
+# Columns in a row that reject a kind of value, after which the others are not asked.
+_ALIKE = 64
+_OF_COLUMNS = (ProbeKind.GAP, ProbeKind.LARGE)
 # Columns of a matrix whose categories are asked for one by one.
 MAX_FEATURES_ALONE = 4096
 # A text column with more distinct values in a row is free text, and no category.
@@ -118,24 +121,38 @@ class Prober:
         return ""
 
     def _answers(self, run: Run, probes: Sequence[Probe]) -> list[dict[str, np.ndarray] | str]:
-        """Return the answers to each probe, or why there are none."""
-        if not probes:
-            return []
+        """Return the answers to each probe, or why there are none.
+
+        Probes that fail stand together, since they are in the order of their kinds: after one that
+        fails the next runs alone, and after one that runs twice as many run together. Where the
+        model rejects a missing or an infinite value in many columns in a row, it does in the others
+        of that kind: each column of a wide table alone would take hours.
+        """
         rows = len(next(iter(self._base.values())))
-        alone = len(probes) == 1
-        if alone or (self._batched and len(probes) * rows <= _MAX_ROWS):
+        most = max(1, _MAX_ROWS // rows) if self._batched else 1
+        found: list[dict[str, np.ndarray] | str] = []
+        count, failed = most, 0
+        while len(found) < len(probes):
+            part = probes[len(found) : len(found) + count]
+            before = probes[len(found) - 1]
+            alike = _kind_and_size(before) == _kind_and_size(part[0])
+            if failed >= _ALIKE and alike and part[0].kind in _OF_COLUMNS:
+                found.append(found[-1])
+                continue
             try:
-                outputs = run(join_rows([probe.rows(self._base) for probe in probes]))
+                outputs = run(join_rows([probe.rows(self._base) for probe in part]))
             except (MlctlError, RunError) as error:
-                if alone:
-                    return [first_line(error)]
+                if len(part) == 1:
+                    found.append(first_line(error))
+                    failed += 1
+                count = 1
             else:
-                return [
+                found += [
                     {name: array[at : at + rows] for name, array in outputs.items()}
-                    for at in range(0, len(probes) * rows, rows)
+                    for at in range(0, len(part) * rows, rows)
                 ]
-        middle = len(probes) // 2
-        return self._answers(run, probes[:middle]) + self._answers(run, probes[middle:])
+                count, failed = min(most, 2 * count), 0
+        return found
 
 
 def probe_model(
@@ -200,11 +217,17 @@ def probe_model(
 def _first(prober: Prober, probes: Sequence[Probe]) -> list[Exclusion]:
     """Return the exclusions but those of texts, with the size from which numbers are too large."""
     later = (ProbeKind.LONG, ProbeKind.CHARACTER, ProbeKind.SIZE)
-    found = prober.exclusions([probe for probe in probes if probe.kind not in later])
+    first = [probe for probe in probes if probe.kind not in later]
+    found = prober.exclusions(sorted(first, key=_kind_and_size))
     large = {each.probe.name for each in found if each.probe.kind is ProbeKind.LARGE}
     return found + prober.exclusions(
         [probe for probe in probes if probe.kind is ProbeKind.SIZE and probe.name in large]
     )
+
+
+def _kind_and_size(probe: Probe) -> tuple[str, str]:
+    """Return what probes of several columns have in common that fail together."""
+    return probe.kind, str(probe.value) if probe.kind is ProbeKind.LARGE else ""
 
 
 def _shares_categories(each: Exclusion) -> bool:
