@@ -39,6 +39,7 @@ MAX_CATEGORIES = 5000
 # Columns in a row that reject a kind of value, after which the others are not asked.
 _ALIKE = 64
 _OF_COLUMNS = (ProbeKind.GAP, ProbeKind.LARGE)
+_KINDS = list(ProbeKind)
 # Columns of a matrix whose categories are asked for one by one.
 MAX_FEATURES_ALONE = 4096
 # A text column with more distinct values in a row is free text, and no category.
@@ -225,9 +226,9 @@ def _first(prober: Prober, probes: Sequence[Probe]) -> list[Exclusion]:
     )
 
 
-def _kind_and_size(probe: Probe) -> tuple[str, str]:
+def _kind_and_size(probe: Probe) -> tuple[int, str]:
     """Return what probes of several columns have in common that fail together."""
-    return probe.kind, str(probe.value) if probe.kind is ProbeKind.LARGE else ""
+    return _KINDS.index(probe.kind), str(probe.value) if probe.kind is ProbeKind.LARGE else ""
 
 
 def _shares_categories(each: Exclusion) -> bool:

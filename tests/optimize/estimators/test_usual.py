@@ -257,7 +257,7 @@ def stored(model: Any, rows: Any, root: Path) -> SourceModel:
     if isinstance(model, XGBModel):
         model.save_model(root / "model.ubj")
         source = file_source(root / "model.ubj", ModelFormat.XGBOOST, columns)
-    elif isinstance(model, CatBoostRegressor | CatBoostClassifier):
+    elif type(model).__module__.startswith("catboost"):
         model.save_model(root / "model.cb")
         source = file_source(root / "model.cb", ModelFormat.CATBOOST, columns)
     else:

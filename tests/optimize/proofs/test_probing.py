@@ -231,3 +231,27 @@ def test_probe_result__added_to__merges_with_the_graphs_own_constraints() -> Non
     )
     alone = probes.added_to(InputConstraints(), SIGNATURE)
     assert alone.ranges == {"count": (0, 2**63 - 1)}
+
+
+def test_probe_model__wide_table_that_rejects_gaps__is_asked_few_times(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(150)]
+    inputs = tuple(TensorSpec(name=each, dtype=Datatype.FP32, shape=(DYNAMIC,)) for each in names)
+    rows = Rows({name: np.linspace(0, 1, 12, dtype=np.float32) for name in names}, None)
+    calls = []
+
+    def source(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        calls.append(len(inputs["c0"]))
+        if not all(np.isfinite(array).all() for array in inputs.values()):
+            raise MlctlError(ErrorCode.UNSUPPORTED_MODEL, "no such number")
+        return inputs["c0"].astype(np.float64)
+
+    session = FunctionSession(lambda inputs: {"y": inputs["c0"].astype(np.float64)})
+    signature = Signature(inputs=inputs, outputs=SIGNATURE.outputs)
+    found = probe_model(
+        *(Source(source), session, graph_with(tmp_path, "a"), signature, (rows, rows)),
+        table=True,
+        independent=True,
+    )
+    assert set(found.constraints.present) == set(names)
+    assert set(found.constraints.limits) == set(names)
+    assert len(calls) < 300  # and not 450: three kinds in each column

@@ -127,5 +127,5 @@ def test_probe_model__thresholds_one_step_off__names_the_column(tmp_path: Path) 
     onnx.save_model(graph, str(path))
     rows = Rows({"input": ROWS}, None)
     arguments = (reference, open_session(path), path, source.signature, (rows, rows))
-    with pytest.raises(MlctlError, match="'input', a number next to a split of a tree: "):
+    with pytest.raises(MlctlError, match=r"'input\[0\]', a number next to a split of a tree: "):
         probe_model(*arguments, table=True, independent=True)
