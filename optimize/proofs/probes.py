@@ -176,10 +176,8 @@ def split_probes(
         if spec.dtype in (Datatype.FP32, Datatype.FP64)
     }
     found = []
-    for (name, feature), found_splits in splits.items():
-        thresholds = found_splits[
-            np.isfinite(found_splits)
-        ]  # only gaps are beyond a split at infinity
+    for (name, feature), compared in splits.items():
+        thresholds = compared[np.isfinite(compared)]  # only gaps are beyond a split at infinity
         if name not in types or not thresholds.size:
             continue
         dtype = min(types[name], thresholds.dtype, key=lambda each: each.itemsize)
