@@ -94,6 +94,7 @@ def test_optimize__json__stdout_has_only_the_document(catalog: MemoryCatalog) ->
     assert found["source_score"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("catalog")
 def test_optimize__values_that_its_source_rejects__are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
