@@ -47,7 +47,7 @@ def test_measure__a_table_with_missing_values__answers_as_the_source_on_each_pat
 SENTENCES = {
     "neighbours": "contains types that are not loaded: ",
     "own-step": "contains types that are not loaded: benchmarks.model_zoo._own_step",
-    "several-labels": "it predicts several labels in a row",
+    "several-labels": "predicts several labels in a row",
     "pickle": "is stored as a pickle",
     "xgboost-categories": "xgboost takes numbers, and these columns are text: city",
     "catboost-categories": "catboost exports numeric features only, and these are categories",
