@@ -128,11 +128,14 @@ def test_counts__rejected_by_clients_limits__are_no_requests_and_no_errors(both:
     both.staff(GREEN, 1, "?fail=0.3&limit=0.5")
     both.share(0)
     before = both.data_plane.read()
+
+    def limited() -> list[str]:
+        return [each for each in list(clients.answers) if each == "429" or "per second" in each]
+
     with TrafficClients(both.ports.listen) as clients:
         clients.more(80)
-    limited = [answer for answer in clients.answers if answer == "429" or "per second" in answer]
-    assert len(limited) > 1  # over HTTP, and over gRPC
-    rejected = sum(clients.answers[answer] for answer in limited)
+        wait_until(lambda: len(limited()) > 1, what="a limit over HTTP, and one over gRPC")
+    rejected = sum(clients.answers[answer] for answer in limited())
     wrong = clients.failed - rejected
     assert 0 < wrong < clients.failed
 

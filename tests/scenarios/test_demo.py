@@ -18,7 +18,7 @@ from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
 from tests.test_architecture import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.may_stall, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.may_stall, pytest.mark.timeout(1000)]
 
 
 def is_orphan(process: psutil.Process) -> bool:
@@ -31,7 +31,7 @@ def is_orphan(process: psutil.Process) -> bool:
 
 
 def test_demo__from_an_empty_folder__promotes_and_rolls_back(tmp_path: Path) -> None:
-    done = Mlctl(tmp_path).run_process("demo", "--json", timeout=580)
+    done = Mlctl(tmp_path).run_process("demo", "--json", timeout=960)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout)
 

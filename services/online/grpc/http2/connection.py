@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
         """Handle events for this connection's share of a tick; the rest waits for its turn."""
         self._waking = True  # everything is written at the end
         self._heard, clock = monotonic(), self._turns.clock
-        begun = clock()
+        begun = self._heard if clock is monotonic else clock()
         try:
             for event in self._events:
                 self._handlers[type(event)](event)

@@ -386,8 +386,8 @@ class Core(Sending):
     def _fault(self, stream: int, reason: Reason) -> Iterator[Event]:
         """Reset a stream for an error of the client, which is charged for it."""
         self.send_reset(stream, reason)
-        yield ControlFrame(1.0)
         yield StreamReset(stream, by_client=False)
+        yield ControlFrame(1.0)
 
     def _on_headers(self, flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if not stream & 1:
@@ -469,11 +469,10 @@ class Core(Sending):
         if len(payload) != 4:
             raise BrokenError(Reason.FRAME_SIZE_ERROR, "a reset has four bytes")
         self._check_met(stream)
-        found = self.streams.pop(stream, None)
+        if self.streams.pop(stream, None) is not None:
+            yield StreamReset(stream, by_client=True)
         # Many clients that give up share a proxy's connection.
         yield ControlFrame(_LATE_COST)
-        if found is not None:
-            yield StreamReset(stream, by_client=True)
 
     def _on_settings(self, flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if stream:

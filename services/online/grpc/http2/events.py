@@ -33,7 +33,11 @@ class DataReceived(NamedTuple):
 
 
 class StreamReset(NamedTuple):
-    """A stream was reset by the client or by the core."""
+    """A stream was reset by the client or by the core, which just forgot it.
+
+    No other event is between: a connection may wait for its turn after any event, and a call must
+    not answer on a stream that is gone.
+    """
 
     stream: int
     by_client: bool

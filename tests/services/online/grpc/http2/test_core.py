@@ -156,6 +156,17 @@ def test_frames__that_break_a_stream__reset_it_alone(data: bytes, reason: Reason
     assert isinstance(told(asking(3), core)[0], HeadersReceived)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [frame(frames.RST_STREAM, 0, 1, bytes(4)), frame(frames.WINDOW_UPDATE, 0, 1, U32(0))],
+)
+def test_reset__of_a_stream__is_told_before_anything_else_happens(data: bytes) -> None:
+    core = greeted()
+    told(asking(), core)
+    after = [event for event in core.receive(data) if 1 not in core.streams]
+    assert isinstance(after[0], StreamReset)
+
+
 def test_flow_control__client_exceeds_its_window__stream_is_reset() -> None:
     core = greeted()
     told(asking(), core)
@@ -164,7 +175,7 @@ def test_flow_control__client_exceeds_its_window__stream_is_reset() -> None:
         assert isinstance(told(chunk, core)[-1], DataReceived)
     core.give(1, 1 << 14)
     assert isinstance(told(chunk, core)[-1], DataReceived)
-    assert told(chunk, core) == [ControlFrame(1.0), StreamReset(1, by_client=False)]
+    assert told(chunk, core) == [StreamReset(1, by_client=False), ControlFrame(1.0)]
     assert resets(core) == [(1, Reason.FLOW_CONTROL_ERROR)]
     given_back = sum(
         frames.NUMBER.unpack(part[9:])[0]
