@@ -240,6 +240,7 @@ def constrained(**constraints: Any) -> dict[str, Any]:
         {"name": "mask", **pair, "dtype": "FP32"},
         {"name": "age", "dtype": "FP64", "shape": [-1]},
         {"name": "city", "dtype": "BYTES", "shape": [-1]},
+        {"name": "table", "dtype": "FP64", "shape": [-1, 3]},
     ]
     signature = {**document["signature"], "inputs": inputs}
     return document | {"signature": signature, "input_constraints": constraints}
@@ -265,7 +266,7 @@ def test_input_constraints__excluded_values__are_kept_and_not_mentioned_without_
     excluded = {
         "present": ["age"],
         "nonzero": ["ids"],
-        "limits": {"age": [-1.5, 2.5]},
+        "limits": {"age": [-1.5, 2.5], "table[2]": [0.0, 1.0]},
         "categories": {"city": ["Oslo"], "ids": [1, 2]},
         "forbidden_characters": {"city": "_"},
     }
@@ -296,6 +297,9 @@ def test_input_constraints__none__are_not_mentioned() -> None:
         ({"nullable": ["ids"]}, "'ids' is no input of FP32, FP64 or BYTES"),
         ({"present": ["other"]}, "present: 'other' is no input that fits"),
         ({"present": ["ids"]}, "present: 'ids' is no input that fits"),
+        ({"present": ["table[3]"]}, "present: 'table\\[3\\]' is no input that fits"),
+        ({"present": ["mask[0]"]}, "present: 'mask\\[0\\]' is no input that fits"),
+        ({"present": ["age[0]"]}, "present: 'age\\[0\\]' is no input that fits"),
         ({"nonzero": ["city"]}, "nonzero: 'city' is no input that fits"),
         ({"limits": {"ids": [0.0, 1.0]}}, "limits: 'ids' is no input that fits"),
         ({"categories": {"other": [1]}}, "categories: 'other' is no input that fits"),
