@@ -138,7 +138,7 @@ def make_probes(
     """Return the probes of all inputs; `seen` are all given rows, `base` some of them.
 
     Columns are inputs of one value per row and, of a `table` (an estimator), the features of its
-    matrix. Of a matrix with more than `max_features` some are probed, and all share what is found.
+    matrix. If it has more than `max_features`, some are probed, and all are restricted alike.
     Integers are taken for categories only in a table: elsewhere they are positions. Of any other
     tensor the first and the last value are probed.
     """

@@ -159,17 +159,22 @@ def test_token__missing_with_expect_continue__gets_no_100(gate: Gated) -> None:
     gate.run(use)
 
 
+def infer_call(channel: Any) -> Any:
+    """Return the method ModelInfer of a channel."""
+    method = methods()["ModelInfer"]
+    return channel.unary_unary(
+        f"/{SERVICE}/ModelInfer",
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+
+
 def test_token__grpc_metadata__decides_access(shared_bundle: VerifiedBundle) -> None:
     gate = Gated(shared_bundle)
     wrong = (("authorization", "Bearer other-token-0123456"),)
 
     async def use(channel: Any) -> None:
-        method = methods()["ModelInfer"]
-        call = channel.unary_unary(
-            f"/{SERVICE}/ModelInfer",
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+        call = infer_call(channel)
         for right in (METADATA, METADATA * 2):
             assert (await call(infer(), metadata=right)).model_name == "tiny"
         for shown in ((), wrong, METADATA + wrong, wrong + METADATA):
@@ -271,12 +276,7 @@ def test_limit__over_grpc__is_resource_exhausted_with_a_retry_time(
     gate = Gated(shared_bundle, token_file=file, max_client_rps=0.001)
 
     async def use(channel: Any) -> None:
-        method = methods()["ModelInfer"]
-        call = channel.unary_unary(
-            f"/{SERVICE}/ModelInfer",
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+        call = infer_call(channel)
         message = infer(data=bytes(16 * rows))
         message.inputs[0].shape[0] = rows
         await call(message, metadata=[*shown("shop").items()])
