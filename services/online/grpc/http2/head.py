@@ -12,7 +12,6 @@ from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 from bundle.errors import MlctlError
-from services.online.grpc.http2.frames import BrokenError
 from services.online.grpc.http2.huffman import decode_huffman
 from services.online.grpc.http2.messages import CODINGS
 from services.online.grpc.status import Trailer
@@ -85,7 +84,7 @@ class CallHead(NamedTuple):
 
     @property
     def fields(self) -> Fields:
-        """The headers. A value that cannot be decoded is empty."""
+        """The headers."""
         if not self.own:
             return self.decoded
         return (*self.decoded, *[(name, text_of(value)) for name, value in self.own])
@@ -261,13 +260,8 @@ def encode_metadata(metadata: Iterable[Trailer]) -> Fields:
 
 
 def text_of(string: bytes) -> bytes:
-    """Return the text of a string of HPACK whose length is one byte; empty if it is no code."""
-    if string[0] < 0x80:
-        return string[1:]
-    try:
-        return decode_huffman(string[1:])
-    except BrokenError:
-        return b""
+    """Return the text of a valid string of HPACK whose length is one byte."""
+    return string[1:] if string[0] < 0x80 else decode_huffman(string[1:])
 
 
 def _value(name: bytes, value: bytes) -> Trailer:

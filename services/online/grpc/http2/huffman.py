@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hpack.huffman_table import (
     HUFFMAN_COMPLETE,
     HUFFMAN_EMIT_SYMBOL,
@@ -32,6 +34,12 @@ class _HuffmanSteps(dict[int, tuple[int, bytes, bool]]):
 
 
 _STEPS = _HuffmanSteps()
+# The bits of codes with 5 to 8 of them, which letters and digits have, and up to 7 ones as padding;
+# the code of a space is 010100.
+_PLAIN = re.compile(
+    "0b1(?!010100)(?:00[01]{3}|0100[01]|0101[01]{2}|011[01]{3}|100[01]{3}|1010[01]{2}|10110[01]"
+    "|10111[01]{2}|110[01]{4}|1110[01]{3}|11110[01]{2}|111110[01]{2}|1111110[01])*+(?<!010100)1{0,7}"
+).fullmatch
 
 
 def decode_huffman(coded: bytes) -> bytes:
@@ -46,17 +54,11 @@ def decode_huffman(coded: bytes) -> bytes:
 
 
 def is_plain(coded: bytes) -> bool:
-    """Return whether the text has no line end, tab or NUL and no space at an end, undecoded.
+    """Return whether the string is valid, of common characters, and no space at an end, undecoded.
 
-    Ten ones in a row are in the codes of those, and in few of others; the code of a space is
-    010100. A text for which this is False may be valid.
+    One for which this is False may be valid.
     """
-    bits = int.from_bytes(coded)
-    bits //= (bits ^ bits + 1) + 1 >> 1  # without the ones at the end, which may be padding
-    ones = bits & bits >> 1
-    ones &= ones >> 2
-    ones &= ones >> 4
-    return not ones & ones >> 2 and bits & 0x3F != 0b010100 and coded[:1] not in b"PQRS"
+    return _PLAIN(bin(int.from_bytes(b"\1" + coded))) is not None
 
 
 def broken_block() -> BrokenError:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import pytest
 from hpack import Decoder, Encoder, HPACKError
-from hypothesis import given
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.online.grpc.http2 import head as head_module
 from services.online.grpc.http2 import hpack
-from services.online.grpc.http2.frames import BrokenError
+from services.online.grpc.http2.frames import BrokenError, Reason
 from services.online.grpc.http2.head import (
     HEADERS,
     LENGTH,
@@ -200,13 +203,35 @@ def test_head_reader__very_many_headers_of_one_call__are_charged_each_time() -> 
         assert reader.cost >= (6 + 300 - 128) / 8
 
 
-def test_head_reader__value_of_a_call_that_is_no_huffman_code__is_empty() -> None:
-    reader = HeadReader(1 << 16)
-    name = b"\x00\x0cx-request-id"
-    for value in (b"\x01a", b"\x01b"):
-        reader.read(encode(tuple(head())) + name + value)
-    broken = reader.read(encode(tuple(head())) + name + b"\x84\xff\xff\xff\xff")
-    assert broken.fields[-1] == (b"x-request-id", b"")
+CODER = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+CODED = st.binary(max_size=30) | st.builds(
+    bytes.__add__,
+    st.text(string.printable, max_size=30).map(lambda text: bytes(CODER.encode(text.encode()))),
+    st.sampled_from([b"", b"\0", b"\xf8", b"\xfe", b"\xff", b"\xff" * 4]),
+)
+
+
+@given(CODED)
+@example(b"\x1c")  # an "a" (00011) with another padding than ones: RFC 7541 (5.2)
+@example(b"\x1f\xff")  # an "a" with 11 bits of padding
+@example(b"\xff\xff\xff\xff")  # the end of a string, which must not be in one
+def test_head_reader__huffmans_code_of_a_cached_layout__is_read_as_that_of_the_first(
+    coded: bytes,
+) -> None:
+    block = encode(tuple(head())) + b"\x00\x0cx-request-id"
+    cached, first = HeadReader(1 << 16), HeadReader(1 << 16)
+    cached.read(block + b"\x01a")
+    assert cached._layouts
+
+    def read(reader: HeadReader) -> Fields | Reason | type[MalformedError]:
+        try:
+            return reader.read(block + bytes([0x80 | len(coded)]) + coded).fields
+        except BrokenError as error:
+            return error.reason
+        except MalformedError:
+            return MalformedError
+
+    assert read(cached) == read(first)
 
 
 # Without integers of more bytes than needed, which only our decoder rejects.
