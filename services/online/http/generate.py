@@ -32,29 +32,21 @@ from services.online.batching.admission import QueueFullError, deadline_exceeded
 from services.online.batching.generation import Timing
 from services.online.http.calls import HttpCall, Message, Receive, Send
 from services.online.http.inference import InferHandler, PendingRequest
+from services.online.http.openai_errors import BUSY, V1, openai_error
 from services.online.http.responses import Response, make_response
 from services.online.models.generator import ServedGenerator
 from services.online.models.repository import Serving
 from services.online.observability.calls import HTTP, RequestRecord
 from services.protocol.compression import IDENTITY
 
-_V1 = "/v1/"
 _V2_VERBS = frozenset({"generate", "generate_stream"})
 _DONE = b"data: [DONE]\n\n"
 _JSON = b"application/json"
-# OpenAI's status for limits that callers share, as that of the queue; its client tries again.
-_BUSY = 429
-# And those for a prompt that is too long, by which clients know it.
+# OpenAI's status and code for a prompt that is too long, by which clients know it.
 _INVALID, _TOO_LONG = 400, "context_length_exceeded"
 # A body of so many bytes is parsed in a millisecond.
 _SHORT_BODY = 1 << 16
 _Parsed = TypeVar("_Parsed", bound=OpenAiRequest | V2Request)
-# OpenAI's types of errors by HTTP status; others are "server_error".
-_TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-    404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error",
-    415: "invalid_request_error", _BUSY: "rate_limit_error",
-}  # fmt: skip
 
 
 class CompletionAnswer:
@@ -204,7 +196,7 @@ class GenerateApp:
 
     def answers(self, path: str) -> bool:
         """Return whether this application answers `path`."""
-        return path.startswith(_V1) or self._named(path) in self.models
+        return path.startswith(V1) or self._named(path) in self.models
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         call = HttpCall(scope, receive, send)
@@ -216,13 +208,13 @@ class GenerateApp:
         ) -> Response:
             status, code = None, None
             if isinstance(error, QueueFullError):
-                status = _BUSY
+                status = BUSY
             elif isinstance(error, ContextLengthError):
                 status, code = _INVALID, _TOO_LONG
             response = handler.reject(error, request_id, client, record, status)
-            return _openai_error(response, status, getattr(error, "param", None), code)
+            return openai_error(response, status, getattr(error, "param", None), code)
 
-        openai = call.path.startswith(_V1)
+        openai = call.path.startswith(V1)
         work = partial(self._answer, call, handler)
         await call.serve(handler, work, reject_openai if openai else None)
 
@@ -370,24 +362,3 @@ def _timing(timing: Timing) -> bytes:
 
 def _json(document: Mapping[str, Any]) -> Response:
     return make_response(200, _JSON, orjson.dumps(document))
-
-
-def _openai_error(
-    response: Response, status: int | None, param: str | None, code: str | None
-) -> Response:
-    """Return a rejection in the form of OpenAI's API.
-
-    `status` and `code` are its own, if it has others.
-    """
-    status = status or response.status
-    found = orjson.loads(response.body)
-    message = found["error"] if not found.get("hint") else f"{found['error']}. {found['hint']}"
-    document = {
-        "message": message,
-        "type": _TYPES.get(status, "server_error"),
-        "param": param,
-        "code": code or found["code"],
-    }
-    named = (b"content-type", b"content-length")
-    extra = [header for header in response.headers if header[0] not in named]
-    return make_response(status, _JSON, orjson.dumps({"error": document}), extra)

@@ -7,6 +7,9 @@ from functools import partial
 from bundle.errors import MlctlError
 from services.online.http.calls import CLIENT, App, HttpCall, Message, Receive, Send
 from services.online.http.inference import InferHandler
+from services.online.http.openai_errors import V1, openai_error
+from services.online.http.responses import Response
+from services.online.observability.calls import RequestRecord
 from services.runtime.access import Access
 
 # Probes have no token, and their answers reveal nothing else.
@@ -19,9 +22,7 @@ _POLICY_VIOLATION = 1008
 class TokenGate:
     """ASGI middleware: UNAUTHENTICATED for requests without a token, except to `PROBES`.
 
-    The others get their client's name in the scope.
-
-    `inference` counts them.
+    `inference` counts them. The others get their client's name in the scope.
     """
 
     def __init__(self, app: App, access: Access, inference: InferHandler) -> None:
@@ -40,10 +41,16 @@ class TokenGate:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             else:
-                await call.serve(self._inference, partial(_reject, error))
+                reject = self._reject_openai if call.path.startswith(V1) else None
+                await call.serve(self._inference, partial(_raise, error), reject)
         else:
             await self._app(scope, receive, send)
 
+    def _reject_openai(
+        self, error: BaseException, request_id: bytes, client: str, record: RequestRecord | None
+    ) -> Response:
+        return openai_error(self._inference.reject(error, request_id, client, record))
 
-async def _reject(error: MlctlError) -> None:
+
+async def _raise(error: MlctlError) -> None:
     raise error

@@ -15,6 +15,7 @@ import numpy as np
 import openai
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 
 from bundle.clock import Clock
 from bundle.errors import ErrorCode, MlctlError
@@ -297,6 +298,19 @@ async def test_limit__of_a_client__is_openais_rate_limit_error(
     error = rejected.json()["error"]
     assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
     assert 990 < int(rejected.headers["retry-after"]) <= 1000
+
+
+async def test_token__missing__is_the_error_of_openais_api(serve: Serve) -> None:
+    async with serve(token=SecretStr("the-token-of-the-shop-0123456789")) as running:
+        with pytest.raises(openai.AuthenticationError) as raised:
+            await running.openai.completions.create(prompt=CAT, **GREEDY)
+        path = "/v2/models/tiny-llm/generate"
+        rejected = await running.http.post(path, json={"text_input": CAT})
+
+    error = raised.value
+    assert (error.code, error.type) == ("unauthenticated", "authentication_error")
+    assert error.response.headers["www-authenticate"] == "Bearer"
+    assert rejected.json()["code"] == "unauthenticated"
 
 
 async def test_queue__full__is_429_of_openais_api_and_503_of_v2_with_retry_after(
