@@ -61,8 +61,13 @@ _END = frames.frame(frames.HEADERS, _LAST, 0, _OK_TRAILERS)[:5]
 _ANSWER = Struct(f">5sL{len(_HEADERS)}sLBLBL").pack
 _ENDING = Struct(f">5sL{len(_OK_TRAILERS)}s").pack
 _MAX_FRAGMENTS = 16
-# The cost of resets, of frames of a stream that has ended, and of streams above the limit.
+# The cost of windows' updates, of trailers of a stream that has ended, and of streams above the
+# limit.
 _LATE_COST = 0.125
+# Resets, and data of a stream that has ended, take time of the connection's turn and cost nothing
+# else: a proxy forwards them, and none of its clients must end the connection of all.
+_FORWARDED = ControlFrame(0.0)
+_TOO_MANY_REQUESTS: Fields = ((b":status", b"429"),)
 # A stream may have so many frames of data whatever their size, and then one for so many bytes.
 _FREE_FRAMES = 1000
 _BYTES_PER_FRAME = 16
@@ -76,16 +81,17 @@ class StreamState:
     """One stream: the bytes that may be sent (`window`) and received (`room`).
 
     `spare` counts down with each frame of data, and up with its bytes; `missing` are the bytes of
-    the declared length that have not arrived, or None without one.
+    the declared length that have not arrived, or None without one. An answer that has `begun` has
+    sent its headers.
     """
 
-    __slots__ = ("answered", "ended", "missing", "room", "spare", "window")
+    __slots__ = ("answered", "begun", "ended", "missing", "room", "spare", "window")
 
     def __init__(self, window: int, *, ended: bool) -> None:
         self.window = window
         self.room = WINDOW_BYTES
         self.ended = ended  # by the client
-        self.answered = False
+        self.answered = self.begun = False
         self.missing: int | None = None
         self.spare = _FREE_FRAMES * _BYTES_PER_FRAME
 
@@ -109,6 +115,7 @@ class Sending:
         if not self.ready:
             self.ready, block = True, NO_TABLE + block
         self.out.append(frames.frame(frames.HEADERS, flags, stream, block))
+        self.streams[stream].begun = True
         if end:
             self._answered(stream)
 
@@ -356,10 +363,14 @@ class Core(Sending):
         ended = bool(flags & frames.END_STREAM)
         found = self.streams.get(stream)
         if found is None:
-            yield ControlFrame(_LATE_COST)
+            yield _FORWARDED
             return
         reason = self._rejection(found, size, len(data), ended=ended)
         if reason is not None:
+            if reason is Reason.ENHANCE_YOUR_CALM and not found.begun:
+                # A proxy that is reset takes the server for broken, and an answer for one.
+                self.send_headers(stream, _TOO_MANY_REQUESTS, end=True)
+                reason = Reason.NO_ERROR
             yield from self._fault(stream, reason)
             return
         if ended:
@@ -471,8 +482,7 @@ class Core(Sending):
         self._check_met(stream)
         if self.streams.pop(stream, None) is not None:
             yield StreamReset(stream, by_client=True)
-        # Many clients that give up share a proxy's connection.
-        yield ControlFrame(_LATE_COST)
+        yield _FORWARDED
 
     def _on_settings(self, flags: int, stream: int, payload: bytes) -> Iterator[Event]:
         if stream:

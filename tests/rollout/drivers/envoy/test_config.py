@@ -61,6 +61,9 @@ def test_bootstrap__one_connection__may_take_a_small_part_of_the_proxy(tmp_path:
     (chain,) = listener["filter_chains"]
     manager = chain["filters"][0]["typed_config"]
     assert manager["http2_protocol_options"]["max_concurrent_streams"] <= 128
+    (layer,) = document["layered_runtime"]["layers"]
+    assert layer["static_layer"]["http.max_requests_per_io_cycle"] == 1
+    assert layer["static_layer"]["overload.premature_reset_total_stream_count"] < 500
 
 
 @pytest.mark.parametrize(("workers", "streams"), [(1, 128), (2, 1)])

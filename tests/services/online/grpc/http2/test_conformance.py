@@ -23,6 +23,7 @@ from services.online.grpc.http2.events import (
     DataReceived,
     Event,
     HeadersReceived,
+    StreamReset,
     WholeCallReceived,
 )
 from services.online.grpc.http2.frames import PREFACE, BrokenError, Reason
@@ -168,12 +169,9 @@ def test_stream__within_the_section__is_served(
         PingFrame(0, b"12345678"),
         PingFrame(0, b"12345678", flags=["ACK"]),
         PriorityFrame(1),
-        RstStreamFrame(1),
         WindowUpdateFrame(0, 1),
         WindowUpdateFrame(1, 1),
         GoAwayFrame(0),
-        data(),
-        data(content=b""),
         call(fields=[(b"a", b"b")]),
     ],
 )
@@ -183,11 +181,30 @@ def test_frame__without_a_call__is_charged(frame: Frame) -> None:
     assert sum(each.cost for each in events if isinstance(each, ControlFrame)) >= 0.125
 
 
-def test_data__of_one_byte_each__resets_the_stream_and_is_charged() -> None:
+@pytest.mark.parametrize("frame", [RstStreamFrame(1), data(), data(content=b"")])
+def test_frame__that_a_proxy_forwards__takes_time_alone(frame: Frame) -> None:
+    """Each has an event, at which the connection may have to wait for its turn."""
+    core, events = receive([call(), RstStreamFrame(1)], bytewise=False)
+    assert events[-1] == ControlFrame(0.0)
+    assert list(core.receive(wire(frame))) == [ControlFrame(0.0)]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_data__of_one_byte_each__ends_the_stream_and_is_charged(*, begun: bool) -> None:
+    """An answer in place of a reset: to a proxy, a server that resets calls is one that fails."""
     core, _ = receive([call(), *[data() for _ in range(1000)]], bytewise=False)
     assert not resets(core)
-    list(core.receive(wire(*[data() for _ in range(100)])))
-    assert resets(core) == [(1, Reason.ENHANCE_YOUR_CALM)]
+    if begun:
+        core.send_headers(1, ((b":status", b"200"),))
+    core.out.clear()
+    events = list(core.receive(wire(*[data() for _ in range(100)])))
+    assert StreamReset(1, by_client=False) in events
+    assert ControlFrame(1.0) in events
+    if begun:
+        assert resets(core) == [(1, Reason.ENHANCE_YOUR_CALM)]
+    else:
+        assert b"429" in b"".join(core.out)
+        assert resets(core) == [(1, Reason.NO_ERROR)]
     small, events = receive([call(), *[data(content=bytes(16))] * 5000], bytewise=False)
     assert not resets(small)
     assert sum(isinstance(event, DataReceived) for event in events) == 5000
