@@ -397,6 +397,7 @@ def _wrap(estimator: Estimator, model: Any, form: _Form) -> Any:
         [_value(spec) for spec in specs.inputs],
         [_value(spec) for spec in specs.outputs],
         [*graph.initializer, *parts.initializers],
+        value_info=graph.value_info,
     )
     versions = {each.domain: each.version for each in model.opset_import}
     # onnxmltools names the oldest version of its operators, which mean the same in this one.

@@ -262,6 +262,10 @@ _VECTORIZERS: tuple[tuple[str, Any], ...] = (
     ("TfidfVectorizer(char_wb)", TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 3))),
     ("TfidfVectorizer(char)", TfidfVectorizer(analyzer="char", ngram_range=(1, 2))),
     ("TfidfVectorizer(stop_words)", TfidfVectorizer(stop_words="english")),
+    (
+        "TfidfVectorizer(stop_words, ngram_range)",
+        TfidfVectorizer(stop_words="english", ngram_range=(1, 2)),
+    ),
     ("TfidfVectorizer(strip_accents)", TfidfVectorizer(strip_accents="unicode")),
     ("TfidfVectorizer(token_pattern)", TfidfVectorizer(token_pattern=r"[a-zA-Z]+")),
     ("TfidfVectorizer(max_features)", TfidfVectorizer(max_features=4)),

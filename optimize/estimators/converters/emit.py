@@ -32,6 +32,20 @@ class Emitter:
         self._container.add_node(kind, list(inputs), names, **options)
         return names[0], names[1]
 
+    def declare_text(self, name: str) -> str:
+        """Declare `name` as text [rows, any] and return it.
+
+        The output of an operator that ONNX does not define has no type, and ONNX's inference of
+        shapes ends the process where RegexFullMatch or another operator then asks for it.
+        """
+        from onnx import TensorProto, helper
+
+        shape = [None, None]
+        self._container.value_info.append(
+            helper.make_tensor_value_info(name, TensorProto.STRING, shape)
+        )
+        return name
+
     def number(self, values: Any) -> str:
         """Return the name of a constant of numbers."""
         return self.constant(np.asarray(values, np.float64 if self.double else np.float32))

@@ -103,7 +103,7 @@ def _reject(model: Any) -> None:
 
 
 def _tokens(emit: Emitter, texts: str, pattern: str) -> str:
-    return emit.node(
+    found = emit.node(
         "Tokenizer",
         texts,
         op_domain="com.microsoft",
@@ -113,6 +113,7 @@ def _tokens(emit: Emitter, texts: str, pattern: str) -> str:
         pad_value=_PAD,
         tokenexp=pattern,
     )
+    return emit.declare_text(found)
 
 
 def _words(emit: Emitter, model: Any, texts: str) -> str:

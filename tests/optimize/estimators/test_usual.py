@@ -50,6 +50,7 @@ from xgboost import XGBClassifier, XGBModel, XGBRanker, XGBRegressor
 from bundle.errors import MlctlError
 from bundle.tensors import Datatype
 from optimize.estimators import EstimatorReference, load_estimator
+from optimize.recipes.graphs import invalid
 from registry.catalog import ModelFormat, SourceModel
 from services.runtime.session import open_session
 from tests.support.estimators import as_inputs, file_source, skops_source
@@ -274,6 +275,7 @@ def test_usual__every_row__answers_like_the_fitted_model(name: str, tmp_path: Pa
     estimator = load_estimator(stored(model, rows, tmp_path))
     reference = EstimatorReference(estimator)
     reference.export(tmp_path, {key: array[:3] for key, array in inputs.items()})
+    assert invalid(tmp_path / "model.onnx") is None
     session, want = open_session(tmp_path / "model.onnx"), reference.run(inputs)
     assert not {spec.name for spec in estimator.source.signature.outputs} & set(inputs)
     for part in (slice(None), slice(0, 1)):

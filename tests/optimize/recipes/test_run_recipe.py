@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
+from onnx import helper
 
 from bundle.errors import ErrorCode, MlctlError
 from optimize.attempt import run_recipe
@@ -36,6 +37,13 @@ class Strange:
 def copied(source: Path, directory: Path) -> Details:
     (directory / "model.onnx").write_bytes(source.read_bytes())
     return Details({"copied": "yes"})
+
+
+def described(source: Path, directory: Path) -> Details:
+    model = onnx.load(str(source))
+    model.doc_string = "of the recipe"
+    onnx.save(model, str(directory / "model.onnx"))
+    return Details({"described": "yes"})
 
 
 def raising(error: BaseException) -> Body:
@@ -134,8 +142,28 @@ def test_run_recipe__a_source_that_the_checker_rejects__is_no_fault_of_the_recip
     out.mkdir()
     source = network(tmp_path / "source")
     of_another_shape(source, broken)
-    details = run_recipe(Strange(copied), broken / "model.onnx", out, bench(source, images()))
-    assert details == Details({"copied": "yes"})
+    details = run_recipe(Strange(described), broken / "model.onnx", out, bench(source, images()))
+    assert details == Details({"described": "yes"})
+
+
+def test_run_recipe__a_copy_of_a_graph_that_crashes_the_checker__is_a_variant(
+    tmp_path: Path,
+) -> None:
+    text, flag = onnx.TensorProto.STRING, onnx.TensorProto.BOOL
+    of_no_type = helper.make_node(
+        "Tokenizer", ["text"], ["word"], domain="com.microsoft", mark=0, mincharnum=1
+    )
+    graph = helper.make_graph(
+        [of_no_type, helper.make_node("RegexFullMatch", ["word"], ["found"], pattern="a")],
+        "words",
+        [helper.make_tensor_value_info("text", text, [None])],
+        [helper.make_tensor_value_info("found", flag, [None, None])],
+    )
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    source, out = tmp_path / "model.onnx", tmp_path / "out"
+    out.mkdir()
+    onnx.save(helper.make_model(graph, opset_imports=imports), str(source))
+    assert run_recipe(Strange(copied), source, out, bench(source, images())).settings
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
