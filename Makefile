@@ -5,7 +5,7 @@ RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check fix coverage mutants zoo bench soak fuzz hostile audit clients docs docs-test pictures container-check clean
+.PHONY: help demo test serial quick check fix coverage coverage-all mutants zoo bench soak fuzz hostile audit clients docs docs-test pictures container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -18,24 +18,31 @@ REPORTS := build/reports
 # no faster on two cores.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: check ## Run all checks and the whole test suite; writes build/reports/tests.xml
-	$(PYTEST) --retry-stalled --junit-xml $(REPORTS)/tests.xml
+test: check ## Run all checks, then every test but the serial ones; writes build/reports/tests.xml
+	$(PYTEST) -m "not serial" --junit-xml $(REPORTS)/tests.xml
+
+serial: .venv/.dev ## Run the tests that need the machine to themselves, one after the other
+	$(BIN)/python -m pytest -m serial --junit-xml $(REPORTS)/serial.xml
 
 quick: .venv/.dev ## Run the tests that start no process and train nothing (under 3 minutes)
 	$(PYTEST) -m "not slow"
 
 # Pure decisions, of which each wrong one costs users most: tests/README.md.
 CORE := bundle/manifest.py,optimize/choice.py,services/online/batching/scheduler.py,rollout/domain/gates.py,rollout/domain/state_machine.py
-# `make coverage COVERED=` measures the whole suite, and takes twice its time.
-COVERED := -m "not slow"
+CORE_TESTS := tests/bundle tests/optimize tests/services/online/batching tests/rollout/domain
 
-coverage: .venv/.dev ## Measure the branch coverage of the quick tests; require all of five pure modules
+coverage: .venv/.dev ## Require every branch of the five pure modules to be run by the quick tests of their folders
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --quiet --numprocesses 3 --dist loadfile --no-loadscope-reorder $(COVERED)
+	$(BIN)/coverage run --include=$(CORE) -m pytest --quiet --numprocesses 3 -m "not slow" $(CORE_TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --show-missing --fail-under=100
+
+coverage-all: .venv/.dev ## Measure the branch coverage of each package by the whole suite, in twice its time
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --quiet --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage json --quiet -o $(REPORTS)/coverage.json
 	@$(BIN)/python -m tests.branches $(REPORTS)/coverage.json
-	$(BIN)/coverage report --include=$(CORE) --show-missing --fail-under=100
 
 mutants: .venv/.dev ## Change the five pure modules line by line; fail on a change that is not noticed (MODULES=)
 	$(PIP_INSTALL) --editable '.[mutants]'

@@ -7,9 +7,11 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds of two clocks: `monotonic` for intervals, `wall` for timestamps."""
+    """Seconds of three clocks: for intervals, CPU time of the calling thread, and timestamps."""
 
     def monotonic(self) -> float: ...
+
+    def thread(self) -> float: ...
 
     def wall(self) -> float: ...
 
@@ -19,6 +21,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def thread(self) -> float:
+        return time.thread_time()
 
     def wall(self) -> float:
         return time.time()

@@ -33,7 +33,6 @@ pytest_plugins = [
     "pytester",
     "tests.suite.connections",
     "tests.suite.examples",
-    "tests.suite.retry",
     "tests.suite.skips",
     "tests.suite.slow",
     "tests.suite.temporary",

@@ -4,13 +4,17 @@ A machine's speed drifts with its load and temperature. In each round every vari
 rotating order, so drift affects all of them alike and two variants are compared by the ratio
 of their times within each round. Rounds are added until those ratios decide which variant is
 faster by a gain that counts, or until the time limit.
+
+A session on the CPU runs on the thread that calls it, so its time is the CPU time of that thread:
+what other programs take of the processor meanwhile is not charged to a variant. Other devices are
+timed by the clock.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -40,6 +44,8 @@ _Z = 2.576
 @dataclass(frozen=True, slots=True)
 class BatchLatency:
     """Milliseconds for one batch of `batch` rows on one thread, `samples_ms` [rounds].
+
+    On the CPU they are the CPU time of that thread.
 
     Samples at the same index come from the same round for all variants of one measurement.
     """
@@ -174,13 +180,15 @@ def _measure_batch(
 ) -> dict[str, BatchLatency]:
     for session in sessions.values():
         _warm_up(session, inputs, clock)
+    on_cpu = all(session.provider == "cpu" for session in sessions.values())
+    read = clock.thread if on_cpu else clock.monotonic
     names = list(sessions)
     samples: dict[str, list[float]] = {name: [] for name in names}
     begin = clock.monotonic()
     for number in range(_MAX_ROUNDS):
         first = number % len(names)
         for name in (*names[first:], *names[:first]):
-            samples[name].append(_timed_run(sessions[name], inputs, samples[name], clock))
+            samples[name].append(_timed_run(sessions[name], inputs, samples[name], read))
         seconds = (clock.monotonic() - begin) / len(names)
         rounds = number + 1
         if seconds >= _MAX_SECONDS and rounds >= _SMALLEST_ROUNDS:
@@ -205,13 +213,15 @@ def _warm_up(session: Session, inputs: Tensors, clock: Clock) -> None:
             return
 
 
-def _timed_run(session: Session, inputs: Tensors, samples: Sequence[float], clock: Clock) -> float:
-    """Return the milliseconds of one run."""
+def _timed_run(
+    session: Session, inputs: Tensors, samples: Sequence[float], read: Callable[[], float]
+) -> float:
+    """Return the milliseconds of one run, by the clock that `read` reads."""
     if not samples or samples[-1] < _CACHE_SECONDS * 1000.0:
         session.run(inputs)
-    start = clock.monotonic()
+    start = read()
     session.run(inputs)
-    return round((clock.monotonic() - start) * 1000.0, 6)
+    return round((read() - start) * 1000.0, 6)
 
 
 def _decided(latencies: Iterable[BatchLatency], min_gain: float) -> bool:

@@ -23,7 +23,7 @@ def test_tutorial__code_that_it_shows__is_in_the_project(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.may_stall
+@pytest.mark.serial
 @pytest.mark.timeout(1500)
 def test_tutorial__every_command__exits_as_the_page_says(tmp_path: Path) -> None:
     assert run_page("docs/tutorial.md", tmp_path, 1400.0) is None

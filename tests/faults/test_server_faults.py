@@ -37,7 +37,7 @@ from tests.support.faulty_os import FaultyOs
 from tests.support.serving import Server
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 DAY_SECONDS = 86_400
 # The connection closed before a response came, so the client may send the request again.

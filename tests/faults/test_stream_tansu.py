@@ -18,7 +18,7 @@ from tests.services.stream.contract import answered, numbered, send, take
 from tests.support.tansu import committed_values, create_topics, tansu_broker
 from tests.support.wait import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 _PARTITIONS = 2
 _OPTIONS = "session.timeout.ms=6000&heartbeat.interval.ms=500&transaction.timeout.ms=6000"

@@ -20,7 +20,7 @@ from rollout.client import deployments
 from rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec
 from tests.support.rollouts import story
 
-pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 STREAMS = 16
 SPEC = RolloutSpec(
     steps=(50, 100),

@@ -16,7 +16,7 @@ from bundle.verify import verify
 from examples.digits.data import load_split
 from tests.scenarios.conftest import Shop
 
-pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 ROWS = 40
 

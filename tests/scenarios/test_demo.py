@@ -18,7 +18,7 @@ from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
 from tests.test_architecture import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.may_stall, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(1000)]
 
 
 def is_orphan(process: psutil.Process) -> bool:

@@ -20,7 +20,7 @@ from tests.scenarios.conftest import train_digits
 from tests.support.mlctl import Mlctl
 from tests.test_architecture import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.may_stall]
+pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 IMAGE = np.zeros((1, 1, 8, 8), np.float32)
 

@@ -29,7 +29,7 @@ from tests.support.wait import wait_until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.may_stall,
+    pytest.mark.serial,
     pytest.mark.timeout(400),
 ]
 

@@ -102,7 +102,7 @@ def ending(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.may_stall
+@pytest.mark.serial
 def test_stream__another_model_in_the_group__continues_at_its_position(world: World) -> None:
     with transport.open_producer(world.answers), Load(world.source) as load:
         blue = world.run("blue")

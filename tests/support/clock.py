@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """Both clocks of `bundle.clock.Clock`; they move only by `advance`."""
+    """All clocks of `bundle.clock.Clock`; they move only by `advance`."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -12,11 +12,14 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._now
 
+    def thread(self) -> float:
+        return self._now
+
     def wall(self) -> float:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks forward by `seconds` (not negative)."""
+        """Move all clocks forward by `seconds` (not negative)."""
         if seconds < 0:
             raise ValueError("a clock does not run backwards")
         self._now += seconds

@@ -100,3 +100,21 @@ def test_run_rows__any_rows__runs_batches_in_order() -> None:
     outputs = run_rows(model, ROWS, 32)
     np.testing.assert_array_equal(outputs["y"], ROWS.inputs["x"])
     assert model.batches == [32] * 15 + [20]
+
+
+class BusyMachine(ManualClock):
+    """A clock on which other programs take most of the time, and none of this thread's."""
+
+    def thread(self) -> float:
+        return self.monotonic() / 10.0
+
+
+@pytest.mark.parametrize(("provider", "expected"), [("cpu", 0.1), ("cuda", 1.0)])
+def test_measure__busy_machine__a_session_on_the_cpu_is_timed_by_its_thread(
+    provider: str, expected: float
+) -> None:
+    model = Model(1e-3, BusyMachine())
+    session = FunctionSession(model)
+    session.provider = provider
+    found = measure_interleaved({"model": session}, {"model": (1,)}, ROWS, model.clock, 0.05)
+    assert found["model"][0].median_ms == pytest.approx(expected)
