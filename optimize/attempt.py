@@ -69,7 +69,7 @@ from registry.quiet import first_line
 
 # To be raised when the same graph would be judged or timed differently.
 MEASURE_VERSION = 6
-LATENCY_VERSION = 1
+LATENCY_VERSION = 2
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _FILES = frozenset({MODEL_NAME, DATA_NAME})
