@@ -66,6 +66,7 @@ from optimize.variant import (
 )
 from registry.names import printable
 from registry.quiet import first_line
+from services.runtime.int8_kernels import fast_kernels_are_exact
 
 # To be raised when the same graph would be judged or timed differently.
 MEASURE_VERSION = 6
@@ -228,7 +229,12 @@ class Attempt:
 
     def _search_key(self) -> Key:
         batching_options = self.exported.baseline.batching_options
-        return {**self._metric_key(), **batching_options.key, **self.goals.accuracy_only()}
+        return {
+            **self._metric_key(),
+            **batching_options.key,
+            **self.goals.accuracy_only(),
+            "fast_int8_exact": fast_kernels_are_exact(),
+        }
 
     def seconds(self, recipe: Recipe, pace: Pace) -> Seconds:
         """Return how long `make_variant` takes by the source's `pace`, without what is cached."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimize.recipes.base import Details, Precision, Target, Workbench
-from optimize.recipes.quantize.methods import dynamic_method, static_methods, weights_method
+from optimize.recipes.quantize.methods import dynamic_methods, static_methods, weights_method
 from optimize.recipes.quantize.search import build
 
 
@@ -21,7 +21,7 @@ class Int8Static:
     name: str = "int8-static"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 4
+    version: int = 5
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -36,12 +36,11 @@ class Int8Dynamic:
     name: str = "int8-dynamic"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 2
+    version: int = 3
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
-        methods = (dynamic_method(source, per_channel=each) for each in (False, True))
-        return build(methods, source, directory, bench)
+        return build(dynamic_methods(source), source, directory, bench)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Int8Trt:
     name: str = "int8-trt"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.TENSORRT, Target.CUDA})
-    version: int = 5
+    version: int = 6
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

@@ -194,7 +194,9 @@ def conditions(report: OptimizeReport) -> dict[str, str]:
             part for part in (device.provider, device.gpu, device.missing) if part
         ),
         "Processor": f"{machine.processor}, {machine.cores} cores",
-        "INT8 kernels": "fast" if machine.fast_int8 else "exact, because the fast ones saturate",
+        "INT8 kernels": "fast"
+        if machine.fast_int8
+        else "fast for weights of 7 bits, slower exact ones for 8",
         "Threads": f"{machine.threads} per run",
         "Libraries": machine.libraries.replace(" ", ", ").replace("=", " "),
     }

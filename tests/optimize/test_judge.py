@@ -22,7 +22,7 @@ from optimize.goals import Goals
 from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows, time_variants
 from optimize.metrics.scores import load_metric
 from optimize.recipes.base import Details, Target
-from optimize.recipes.quantize.methods import dynamic_method
+from optimize.recipes.quantize.methods import dynamic_methods
 from optimize.variant import Measured, Variant
 from services.runtime.run_errors import RunError
 from services.runtime.session import Session, open_session
@@ -41,7 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dynamic(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("dynamic")
-    dynamic_method(source, per_channel=True).write((), directory)
+    next(dynamic_methods(source)).write((), directory)
     return directory
 
 

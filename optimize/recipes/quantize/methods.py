@@ -22,9 +22,12 @@ from optimize.recipes.graphs import load_typed, raise_opset, sort_nodes, write_b
 from optimize.recipes.observe import observe, show_values
 from optimize.recipes.quantize.layers import Layer, find_layers, integer_nodes, read_graph
 from registry.quiet import quiet
+from services.runtime.int8_kernels import fast_kernels_are_exact
 from services.runtime.scorer import split_rows
 
 BATCH = 8
+
+_BITS, _FAST_BITS = 8, 7
 
 # Values beyond stand for infinity, as in masks: no scale has room for them.
 _INFINITE = 1e30
@@ -74,12 +77,14 @@ class Dynamic:
 
     source: Path
     per_channel: bool
+    weight_bits: int
     layers: tuple[Layer, ...]
 
     @property
     def settings(self) -> dict[str, str]:
         return {
             "form": f"dynamic U8S8 per {'channel' if self.per_channel else 'tensor'}",
+            "weight bits": str(self.weight_bits),
             "activation scale": "one for a whole batch, so neighbours move an answer a little",
         }
 
@@ -89,7 +94,7 @@ class Dynamic:
             quantizer = _library("onnx_quantizer").ONNXQuantizer(
                 read_graph(self.source, products=True),
                 self.per_channel,
-                False,  # reduce_range
+                self.weight_bits < _BITS,
                 library.QuantizationMode.IntegerOps,
                 False,  # static
                 library.QuantType.QInt8,
@@ -104,14 +109,25 @@ class Dynamic:
         _save(quantizer.model, directory)
 
 
-def dynamic_method(source: Path, *, per_channel: bool) -> Dynamic:
-    """Return dynamic quantization of the graph `source`.
+def dynamic_methods(source: Path) -> Iterator[Dynamic]:
+    """Yield dynamic quantization of the graph `source`, from the fastest form to the most precise.
 
     NotApplicableError without a layer for it.
     """
     graph = read_graph(source, products=True).graph
     layers = find_layers(graph, (*_PRODUCTS, *_TABLES, "LSTM"), min_share=_MIN_SHARE)
-    return Dynamic(source, per_channel, layers)
+    for weight_bits, per_channel in product(_weight_bits(), (False, True)):
+        yield Dynamic(source, per_channel, weight_bits, layers)
+
+
+def _weight_bits() -> tuple[int, ...]:
+    """Return how many bits the weights may have, the fastest first.
+
+    Kernels that add two products in 16 bits are exact for weights of 7 bits, because
+    2 x 255 x 64 < 2**15. ONNX Runtime runs such weights on them wherever exact kernels are asked
+    for, and those of 8 bits on slower ones.
+    """
+    return (_BITS,) if fast_kernels_are_exact() else (_FAST_BITS, _BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +144,7 @@ class Static:
     source: Path
     tensorrt: bool
     per_channel: bool
+    weight_bits: int
     calibrator: Calibrator
     layers: tuple[Layer, ...]
     ranges: Any = field(repr=False)
@@ -137,6 +154,7 @@ class Static:
         form = "S8S8" if self.tensorrt else "U8S8"
         return {
             "form": f"static {form} per {'channel' if self.per_channel else 'tensor'}",
+            "weight bits": str(self.weight_bits),
             "calibrator": self.calibrator,
         }
 
@@ -162,7 +180,7 @@ class Static:
             quantizer = library.QDQQuantizer(
                 model,
                 self.per_channel,
-                False,  # reduce_range
+                self.weight_bits < _BITS,
                 library.QuantType.QInt8,
                 library.QuantType.QInt8 if self.tensorrt else library.QuantType.QUInt8,
                 self.ranges,
@@ -192,12 +210,14 @@ def static_methods(
     floats = {node.name for node in graph.node if unbounded & {*node.input, *node.output}}
     others = () if tensorrt else integer_nodes(graph, weighted, operators, floats)
     layers = find_layers(graph, weighted, others, floats=floats)
-    forms: tuple[bool, ...] = (True,) if tensorrt else (False, True)
+    bits, forms = ((_BITS,), (True,)) if tensorrt else (_weight_bits(), (False, True))
     calibrators: tuple[Calibrator, ...] = ("minmax", "percentile")
-    for per_channel, calibrator in product(forms, calibrators):
+    for weight_bits, per_channel, calibrator in product(bits, forms, calibrators):
         if calibrator not in ranges:
             ranges[calibrator] = _cut_ranges(source, rows, directory, ranges["minmax"], unbounded)
-        yield Static(source, tensorrt, per_channel, calibrator, layers, ranges[calibrator])
+        yield Static(
+            source, tensorrt, per_channel, weight_bits, calibrator, layers, ranges[calibrator]
+        )
 
 
 def _operators(*, tensorrt: bool) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 from optimize.data import Rows
 from optimize.metrics.parity import compare
 from optimize.proofs.batch_contamination import Contamination, Run, measure_contamination
-from optimize.recipes.quantize.methods import dynamic_method, static_methods
+from optimize.recipes.quantize.methods import dynamic_methods, static_methods
 from services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import product_net, token_rows
 
@@ -44,7 +44,7 @@ def test_contamination__of_the_source_itself__is_rounding(
 def test_contamination__one_scale_for_a_whole_batch__is_found(
     source: Path, answers: Mapping[str, np.ndarray], tmp_path: Path
 ) -> None:
-    dynamic_method(source, per_channel=True).write((), tmp_path)
+    next(dynamic_methods(source)).write((), tmp_path)
     contamination, harmless = judged(open_session(tmp_path / "model.onnx").run, answers)
     assert not harmless
     assert contamination.alone < 0.05

@@ -19,8 +19,9 @@ from bundle.files import sha256_file
 from bundle.home import HOME_VARIABLE
 from optimize.data import Rows
 from optimize.recipes.base import NotApplicableError, Recipe, Workbench
-from optimize.recipes.quantize import search
+from optimize.recipes.quantize import methods, search
 from optimize.recipes.quantized import Int8Dynamic, Int8Static, Int8Trt
+from services.runtime.int8_kernels import fast_kernels_are_exact
 from services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import (
     Shelf,
@@ -79,6 +80,7 @@ def test_int8__an_easy_conv_net__is_quantized_whole(tmp_path: Path, recipe: Reci
         "form": "static U8S8 per tensor"
         if recipe.name == "int8-static"
         else "static S8S8 per channel",
+        "weight bits": "8" if recipe.name == "int8-trt" or fast_kernels_are_exact() else "7",
         "calibrator": "minmax",
         "calibration rows": "40",
         "layers quantized": "4",
@@ -217,6 +219,24 @@ def test_int8_dynamic__channels_of_unlike_size__get_a_scale_each(tmp_path: Path)
     details = Int8Dynamic().build(source, out(tmp_path), workbench(source, token_rows()))
     assert details.settings["form"] == "dynamic U8S8 per channel"
     assert details.settings["layers quantized"] == "1"
+
+
+@pytest.mark.parametrize("recipe", [Int8Static(), Int8Dynamic()], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(("exact", "bits"), [(True, 8), (False, 7)])
+def test_int8__kernels_that_are_exact_for_7_bits__get_such_weights_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Recipe, *, exact: bool, bits: int
+) -> None:
+    monkeypatch.setattr(methods, "fast_kernels_are_exact", lambda: exact)
+    source, directory = product_net(tmp_path / "net", hard=False), out(tmp_path)
+    details = recipe.build(source, directory, workbench(source, token_rows()))
+    assert details.settings["weight bits"] == str(bits)
+    largest = max(
+        np.abs(onnx.numpy_helper.to_array(tensor).astype(int)).max()
+        for tensor in graph(directory).initializer
+        if tensor.data_type == onnx.TensorProto.INT8 and tensor.dims
+    )
+    assert largest in ((63, 64) if bits == 7 else (127, 128))
+    assert distance(source, directory, token_rows()) < 0.05
 
 
 def test_int8__impossible_goals__say_so_after_one_try(tmp_path: Path) -> None:

@@ -160,6 +160,22 @@ def test_int8__fast_kernels_are_exact_here__are_used(tmp_path: Path) -> None:
     assert opened.get_session_config_entry(int8_kernels.OPTION) == ("0" if exact else "1")
 
 
+@pytest.mark.parametrize("rows", [1, 4, 64])
+@pytest.mark.parametrize("weight", [-64, 64])
+def test_int8__weights_of_7_bits__are_exact_on_the_fast_kernels_of_every_processor(
+    tmp_path: Path, weight: int, rows: int
+) -> None:
+    weights = np.full((64, 8), weight, np.int8)
+    inputs = np.full((rows, 64), 255, np.uint8)
+    runtime: Any = onnxruntime
+    options = runtime.SessionOptions()
+    options.add_session_config_entry(int8_kernels.OPTION, "0")
+    model = str(_product(tmp_path, weights))
+    fast = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    expected = inputs.astype(np.int32) @ weights.astype(np.int32)
+    np.testing.assert_array_equal(fast.run(None, {"x": inputs})[0], expected)
+
+
 @pytest.mark.parametrize(("exact", "expected"), [(True, "0"), (False, "1")])
 def test_int8__option__follows_the_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exact: bool, expected: str
