@@ -1,4 +1,4 @@
-"""Print the measured share of lines and branches of each package: the end of `make coverage-all`."""
+"""Print the share of lines and branches of each package: the end of `make coverage-all`."""
 
 from __future__ import annotations
 
