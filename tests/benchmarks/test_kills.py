@@ -22,6 +22,7 @@ def empty_result() -> BenchmarkResult:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_kills__client_and_daemon_killed__promotions_end_without_failed_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,6 +39,7 @@ def test_kills__client_and_daemon_killed__promotions_end_without_failed_requests
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_promotions__one_taken_back__costs_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,8 +24,8 @@ from tests.support.wait import PATIENCE_SECONDS
 
 # Imported for the jobs: they are forked from a process that has loaded this module.
 _ = (adbc_driver_postgresql.dbapi, sqlite, table)
-MESSAGES = 600
-KILLS = 30
+MESSAGES = 300
+KILLS = 12
 
 
 def _source(folder: Path) -> StreamUrl:
