@@ -43,6 +43,9 @@ class DiskWorld:
         if self.path.exists():
             self._load(json.loads(self.path.read_text()))
 
+    def thread(self) -> float:
+        return self.now
+
     def wall(self) -> float:
         return self.now
 
