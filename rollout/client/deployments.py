@@ -41,7 +41,12 @@ from rollout.domain.state_machine import RolloutPhase
 from rollout.drivers.local import processes
 from rollout.drivers.local.activator import awake
 from rollout.drivers.local.samples import sample_folder
-from rollout.drivers.local.security_settings import with_signer, with_token, with_webhook_secret
+from rollout.drivers.local.security_settings import (
+    with_client_limit,
+    with_signer,
+    with_token,
+    with_webhook_secret,
+)
 from rollout.drivers.proxies import edges_of, proxy_of
 from rollout.journal import paths
 from rollout.journal.journal import Journal
@@ -95,6 +100,7 @@ def up(
         ports = _ports(host, port, settings)
         _check_metrics(settings, ports)
         settings = with_signer(with_token(name, with_webhook_secret(name, settings)))
+        settings = with_client_limit(settings)
         proxy = proxy_of(paths.directory(name), ports, settings)
         proxy.command()  # reports what is missing before anything is started
         paths.heartbeat(name).unlink(missing_ok=True)

@@ -351,6 +351,8 @@ class DeploymentSettings(Checked):
         record_share: share of the requests whose predictions are recorded at all times, for
             labels that come later. keep_predictions_seconds: how long they are kept.
         token_file: the tokens that its callers show; None to take the environment's.
+        max_client_rps: requests per second of each client that the tokens name, in each worker
+            process; None for no limit.
         signer: the public key that its bundles must be signed with; None to take the
             environment's.
         bento_home, tracking_uri: the Bento store and the registry that the deployment was
@@ -381,6 +383,7 @@ class DeploymentSettings(Checked):
     record_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     keep_predictions_seconds: PositiveSeconds = 7 * 86_400.0
     token_file: str | None = None
+    max_client_rps: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     signer: str | None = None
     bento_home: str | None = None
     tracking_uri: str | None = None

@@ -306,17 +306,19 @@ def test_up__revision_not_promoted__no_alias(shop: str, port: int) -> None:
     assert "champion_written" not in [event.kind for event in deployments.events(shop)]
 
 
-def test_daemon__replaced_from_another_shell__keeps_store_registry_and_tokens(
+def test_daemon__replaced_from_another_shell__keeps_store_registry_tokens_and_limit(
     home: Path, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "tokens").write_text("0123456789abcdef")
     monkeypatch.setenv("MLCTL_TOKEN_FILE", str(tmp_path / "tokens"))
+    monkeypatch.setenv("MLCTL_MAX_CLIENT_RPS", "50")
     monkeypatch.setenv("BENTOML_HOME", str(home / "bentos"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///records.db")
     wanted = {
         "BENTOML_HOME": str(home / "bentos"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{Path('records.db').absolute()}",
         "MLCTL_TOKEN_FILE": str(tmp_path / "tokens"),
+        "MLCTL_MAX_CLIENT_RPS": "50.0",
     }
     deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())
     try:
@@ -325,6 +327,7 @@ def test_daemon__replaced_from_another_shell__keeps_store_registry_and_tokens(
         monkeypatch.setenv("BENTOML_HOME", "/elsewhere")
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////elsewhere.db")
         monkeypatch.delenv("MLCTL_TOKEN_FILE")
+        monkeypatch.delenv("MLCTL_MAX_CLIENT_RPS")
         kill_daemon("shop")
         deployments.status("shop")
         wait_until(partial(_replaced, "shop", "daemon", former))
