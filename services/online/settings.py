@@ -37,6 +37,8 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
         max_inflight_bytes: bytes received of all unanswered requests of a worker: beyond it 503
             `queue_full`.
         max_connections: connections per worker and protocol.
+        proxied: all connections are a proxy's, and carry the requests of many clients: those that
+            are cancelled do not end one; `mlctl up` sets it.
         keep_alive_s: an idle HTTP connection is closed after this time. Set it above the keep-alive
             of a proxy in front: the side that closes first loses no request.
         workers: processes that share the ports.
@@ -55,6 +57,7 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
     max_body_bytes: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] | None = None
     max_inflight_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
+    proxied: bool = False
     keep_alive_s: Annotated[int, Field(ge=1, le=3600)] = 75
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     grpc_port: _Port | None = None

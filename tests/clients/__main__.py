@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from hashlib import sha256
@@ -39,10 +40,18 @@ LABELS = {"mlctl.model": "clients", "mlctl.version": "1", "mlctl.source": "model
 
 def main(*, write: bool) -> int:
     """Run all calls; return 1 if one fails or the results are not the known ones."""
-    pythons = {name: python_of(pins) for name, pins in CALLERS.items()}
-    with tempfile.TemporaryDirectory(prefix="mlctl-clients-") as folder, ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="mlctl-clients-") as folder,
+        ThreadPoolExecutor() as pool,
+        ExitStack() as stack,
+    ):
+        pythons = {name: pool.submit(python_of, pins) for name, pins in CALLERS.items()}
         servers = stack.enter_context(serving(Path(folder)))
-        found = [each for name, python in pythons.items() for each in call(name, python, servers)]
+        found = [
+            each
+            for name, python in pythons.items()
+            for each in call(name, python.result(), servers)
+        ]
     failed = [each for each in found if each["error"] is not None]
     for each in failed:
         print(f"FAILED {each['client']}: {each['call']}: {each['error']}", file=sys.stderr)
@@ -67,10 +76,12 @@ def python_of(pins: str | None) -> Path:
     digest = sha256(listed.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:
         print(f"Installing {pins} ...", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        # The pins are complete, so nothing else comes in.
-        subprocess.run([*install, "--no-deps", "--requirement", str(listed)], check=True)
+        make = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
+        subprocess.run(make, check=True)
+        install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+        install += ["--disable-pip-version-check", "--requirement", str(listed)]
+        # The pins are complete, so nothing else comes in. Few of their modules are ever imported.
+        subprocess.run([*install, "--no-deps", "--no-compile"], check=True)
         stamp.write_text(digest)
     return python
 

@@ -18,6 +18,7 @@ from rollout.drivers.local import logs, processes
 from rollout.drivers.local.samples import sample_folder
 
 GRPC_PORT = "MLCTL_GRPC_PORT"
+PROXIED = "MLCTL_PROXIED"
 WORKERS = "MLCTL_WORKERS"
 _PROBE_TIMEOUT = 2.0
 # How long a tick waits for one answer; a server that loads may take connections and not answer.
@@ -88,7 +89,7 @@ class LocalLauncher:
         workers = str(self._settings.workers)
         samples = sample_folder(self._logs.parent)
         recording = samples.environment(slot) if samples else {}
-        own = {GRPC_PORT: str(grpc), WORKERS: workers, **recording}
+        own = {GRPC_PORT: str(grpc), WORKERS: workers, PROXIED: "1", **recording}
         return {**bento_environment(), **_ALONE, **own}
 
     def _read_state(self, served: RunningRevision) -> ProcessState:

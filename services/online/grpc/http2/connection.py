@@ -118,7 +118,8 @@ class Connection(asyncio.Protocol):
     """One connection.
 
     `calls` are in progress, by stream. `connections` are the open ones, at most `max_connections`;
-    `parking` counts their unsent bytes.
+    `parking` counts their unsent bytes. A `proxied` one carries the calls of many clients, of which
+    none must end it for all.
     """
 
     transport: asyncio.Transport
@@ -131,8 +132,11 @@ class Connection(asyncio.Protocol):
         times: Times,
         parking: Parking,
         open_whole: OpenWhole,
+        *,
+        proxied: bool = False,
     ) -> None:
         self._open_call = open_call
+        self._proxied = proxied
         self._open_whole = open_whole
         self.connections = connections
         self._max_connections = max_connections
@@ -351,6 +355,8 @@ class Connection(asyncio.Protocol):
             self.outbox.resume()
 
     def _on_control_frame(self, event: ControlFrame) -> None:
+        if self._proxied and event.forwarded:
+            return  # it takes time of the connection's turn, and costs nothing else
         if not self._bucket.add(self._heard, event.cost):
             logger.warning("a client floods its connection, which is closed")
             self._break(Reason.ENHANCE_YOUR_CALM)

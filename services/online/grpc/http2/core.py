@@ -61,12 +61,9 @@ _END = frames.frame(frames.HEADERS, _LAST, 0, _OK_TRAILERS)[:5]
 _ANSWER = Struct(f">5sL{len(_HEADERS)}sLBLBL").pack
 _ENDING = Struct(f">5sL{len(_OK_TRAILERS)}s").pack
 _MAX_FRAGMENTS = 16
-# The cost of windows' updates, of trailers of a stream that has ended, and of streams above the
-# limit.
+# The cost of resets, of frames of a stream that has ended, and of streams above the limit.
 _LATE_COST = 0.125
-# Resets, and data of a stream that has ended, take time of the connection's turn and cost nothing
-# else: a proxy forwards them, and none of its clients must end the connection of all.
-_FORWARDED = ControlFrame(0.0)
+_FORWARDED = ControlFrame(_LATE_COST, forwarded=True)
 _TOO_MANY_REQUESTS: Fields = ((b":status", b"429"),)
 # A stream may have so many frames of data whatever their size, and then one for so many bytes.
 _FREE_FRAMES = 1000

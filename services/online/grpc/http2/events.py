@@ -50,9 +50,13 @@ class WindowOpened(NamedTuple):
 
 
 class ControlFrame(NamedTuple):
-    """A frame that carries no call; its `cost` is charged to the client's rate limit."""
+    """A frame that carries no call; its `cost` is charged to the client's rate limit.
+
+    A proxy passes on the `forwarded` ones of its clients: resets, and data that comes late.
+    """
 
     cost: float
+    forwarded: bool = False
 
 
 class PongReceived(NamedTuple):

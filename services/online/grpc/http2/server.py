@@ -141,9 +141,15 @@ class Http2Server:
                     await asyncio.wait([connection.gone for connection in self._connections])
 
     def _connect(self) -> Connection:
-        most = self._serving.settings.max_connections
+        settings = self._serving.settings
         return Connection(
-            self._open, self._connections, most, self._times, self._parking, self._open_whole
+            self._open,
+            self._connections,
+            settings.max_connections,
+            self._times,
+            self._parking,
+            self._open_whole,
+            proxied=settings.proxied,
         )
 
     def _open(

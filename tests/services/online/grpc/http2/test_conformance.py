@@ -169,9 +169,12 @@ def test_stream__within_the_section__is_served(
         PingFrame(0, b"12345678"),
         PingFrame(0, b"12345678", flags=["ACK"]),
         PriorityFrame(1),
+        RstStreamFrame(1),
         WindowUpdateFrame(0, 1),
         WindowUpdateFrame(1, 1),
         GoAwayFrame(0),
+        data(),
+        data(content=b""),
         call(fields=[(b"a", b"b")]),
     ],
 )
@@ -182,11 +185,12 @@ def test_frame__without_a_call__is_charged(frame: Frame) -> None:
 
 
 @pytest.mark.parametrize("frame", [RstStreamFrame(1), data(), data(content=b"")])
-def test_frame__that_a_proxy_forwards__takes_time_alone(frame: Frame) -> None:
-    """Each has an event, at which the connection may have to wait for its turn."""
+def test_frame__that_a_proxy_forwards__is_marked(frame: Frame) -> None:
     core, events = receive([call(), RstStreamFrame(1)], bytewise=False)
-    assert events[-1] == ControlFrame(0.0)
-    assert list(core.receive(wire(frame))) == [ControlFrame(0.0)]
+    found = [events[-1], *core.receive(wire(frame))]
+    assert [each.forwarded for each in found if isinstance(each, ControlFrame)] == [True, True]
+    others = core.receive(wire(PingFrame(0, b"12345678"), WindowUpdateFrame(0, 1)))
+    assert not any(each.forwarded for each in others if isinstance(each, ControlFrame))
 
 
 @pytest.mark.parametrize("begun", [False, True])

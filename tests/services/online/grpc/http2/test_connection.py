@@ -244,22 +244,24 @@ def test_deadline__client_takes_no_part_of_a_stream__stream_ends(serve: Serve) -
 FLOOD = "a client floods its connection"
 
 
-@pytest.mark.parametrize("kind", ["ping", "settings", "empty"])
+@pytest.mark.parametrize("kind", ["ping", "settings", "reset", "empty"])
 def test_flood__of_each_frame__ends_the_connection(
     serve: Serve, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
-        for number in range(3000):
-            if number % 900 == 0:  # one has at most 1000 small frames
-                stream = raw.ask(head(), b"", end=False)
+        stream = raw.ask(head(), b"", end=False)
+        for _ in range(12_000 if kind == "reset" else 3000):
             if kind == "ping":
                 raw.core.ping(b"12345678")
             elif kind == "settings":
                 raw.writer.write(b"\0\0\0\4\0\0\0\0\0")
-            else:
+            elif kind == "empty":
                 raw.core.send_data(stream, b"")
+            else:
+                opened = raw.ask(head(), b"", end=False)
+                raw.core.reset_stream(opened)
         raw.flush()
         # The reset of a connection with unread bytes can overtake the GOAWAY.
         assert await raw.ended() in (ErrorCodes.ENHANCE_YOUR_CALM, None)
@@ -272,19 +274,23 @@ def test_flood__of_each_frame__ends_the_connection(
     assert [record.message[: len(FLOOD)] for record in caplog.records] == [FLOOD]
 
 
-@pytest.mark.parametrize("end", [True, False])
-def test_resets__of_many_calls__keep_the_connection(serve: Serve, *, end: bool) -> None:
+@pytest.mark.parametrize(("end", "proxied"), [(True, False), (False, False), (True, True)])
+def test_resets__of_many_calls__keep_the_connection(
+    serve: Serve, *, end: bool, proxied: bool
+) -> None:
+    """Of very many, where it is a proxy's: one of its clients must not end it for all."""
+
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
-        for _ in range(90):
+        for _ in range(90 if proxied else 30):
             for stream in [raw.ask(head(LIVE), EMPTY, end=end) for _ in range(100)]:
                 raw.core.reset_stream(stream)
             raw.flush()
         assert (await raw.trailers(raw.ask(head(LIVE), EMPTY)))[b"grpc-status"] == b"0"
         raw.close()
 
-    serve(use)
+    serve(use, proxied=proxied)
 
 
 def test_headers__above_the_limit__end_the_connection(serve: Serve) -> None:
