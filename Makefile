@@ -29,13 +29,13 @@ quick: .venv/.dev ## Run the tests that start no process and train nothing (unde
 
 # Pure decisions, of which each wrong one costs users most: tests/README.md.
 CORE := bundle/manifest.py,optimize/choice.py,services/online/batching/scheduler.py,rollout/domain/gates.py,rollout/domain/state_machine.py
-CORE_TESTS := tests/bundle tests/optimize tests/services/online/batching tests/rollout/domain
+CORE_TESTS := tests/bundle tests/optimize/test_choice*.py tests/services/online/batching tests/rollout/domain
 
 coverage: .venv/.dev ## Require every branch of the five pure modules to be run by the quick tests of their folders
 	$(BIN)/coverage erase
-	$(BIN)/coverage run --include=$(CORE) -m pytest --quiet --numprocesses 3 -m "not slow" $(CORE_TESTS)
+	$(BIN)/coverage run --include=$(CORE) -m pytest --quiet -m "not slow" $(CORE_TESTS)
 	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --show-missing --fail-under=100
+	$(BIN)/coverage report --include=$(CORE) --show-missing --fail-under=100
 
 coverage-all: .venv/.dev ## Measure the branch coverage of each package by the whole suite, in twice its time
 	$(BIN)/coverage erase
