@@ -34,7 +34,7 @@ from services.runtime.golden import load_golden, save_golden
 from services.runtime.run_errors import RunError
 from services.runtime.session import open_session
 
-VERSION = 10
+VERSION = 11
 _LIBRARIES = (
     *(
         "torch",

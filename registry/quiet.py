@@ -21,7 +21,9 @@ _RUNTIME = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 def quiet() -> Iterator[None]:
     """Suppress prints, warnings and logging while the block runs."""
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    nested = before >= logging.CRITICAL  # each change empties the cache of every logger
+    if not nested:
+        logging.disable(logging.CRITICAL)
     try:
         with (
             contextlib.redirect_stdout(io.StringIO()),
@@ -31,7 +33,8 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        if not nested:
+            logging.disable(before)
 
 
 def first_line(error: BaseException) -> str:

@@ -228,12 +228,13 @@ def _column(
 def _tensor(spec: TensorSpec, base: np.ndarray, seen: Sequence[np.ndarray]) -> Iterator[Probe]:
     """Yield the probes of rows [rows, values] of any tensor that is no column of a table."""
     if spec.dtype in (Datatype.FP32, Datatype.FP64):
-        for feature in (0, -1):
-            for kind, value in ((ProbeKind.GAP, np.nan), (ProbeKind.LARGE, np.inf)):
-                yield Probe(spec.name, kind, value, feature)
         largest = max(_largest(array) for array in seen)
+        proved = max(_SIZES[1], largest)
+        for feature in (0, -1):
+            yield Probe(spec.name, ProbeKind.GAP, np.nan, feature)
+            yield Probe(spec.name, ProbeKind.LARGE, np.inf, feature, limits=(-proved, proved))
         unit = [row / (_largest(row) or 1.0) for row in np.where(np.isfinite(base), base, 0)]
-        # Of larger ones even a sum is infinite.
+        # Of larger ones even a sum is infinite: with infinity they are excluded, too.
         for kind, size, limit in _sizes(_SIZES[1:], largest):
             scaled = tuple(row * row.dtype.type(size) for row in unit)
             yield Probe(spec.name, kind, scaled, limits=(-limit, limit))
@@ -256,7 +257,8 @@ def _large(spec: TensorSpec, values: np.ndarray) -> Iterator[Probe]:
 def _sizes(sizes: Sequence[float], largest: float) -> Iterator[tuple[ProbeKind, float, float]]:
     """Yield sizes above `largest`, the data's, with the next smaller one that stays."""
     above = [size for size in sizes if size > largest]
-    for number, (size, limit) in enumerate(zip(above, [*above[1:], float(largest)], strict=True)):
+    below = [*above[1:], float(largest)]
+    for number, (size, limit) in enumerate(zip(above, below, strict=False)):  # none above, none
         yield ProbeKind.SIZE if number else ProbeKind.LARGE, size, limit
 
 

@@ -104,6 +104,8 @@ def number(value: float) -> Arrays:
         (number(1.0), Rejected("a gap"), False, True),
         (number(1.0), Rejected("a gap"), True, False),
         (number(1.0), Broken("500"), False, False),
+        ({}, Broken("500"), False, False),
+        ({}, number(1.0), False, True),
         (None, Rejected("a gap"), False, True),
         (None, number(1.0), False, False),
         (None, None, False, True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import patch
 
 from bundle.home import HOME_VARIABLE
 from registry.tracking import TRACKING_VARIABLE
@@ -121,10 +123,17 @@ class _Worker:
 
 
 def _work(pipe: Connection) -> None:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
     cases = {key_of(case): case for case in all_cases()}
     logging.disable(logging.CRITICAL)
     pipe.send(None)
-    with tempfile.TemporaryDirectory(prefix="mlctl-zoo-") as home:
+    # torch reads all its ONNX functions for each export, which takes a second.
+    once = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+    with (
+        tempfile.TemporaryDirectory(prefix="mlctl-zoo-") as home,
+        patch.object(ONNXRegistry, "from_torchlib", once),
+    ):
         os.environ[HOME_VARIABLE] = home
         os.environ.pop(TRACKING_VARIABLE, None)
         os.chdir(Path(home))

@@ -120,6 +120,25 @@ def test_make_probes__other_tensors__have_odd_values_in_the_first_and_last_place
     assert make_probes([IDS], BASE, [{"ids": BASE["ids"] - 3}], table=False) == []
 
 
+@pytest.mark.parametrize("size", [1e39, -1e39])
+def test_make_probes__data_beyond_float32__has_no_larger_size(size: float) -> None:
+    given = {"age": np.array([size, 0.0, 1.0])}
+    found = make_probes([AGE], given, [given], table=True)
+    sizes = {float(probe.value) for probe in found if probe.kind is ProbeKind.LARGE}
+    beyond = float(-np.sign(size) * FLOAT32_MAX)
+    assert sizes == {np.inf, -np.inf, 1e300, -1e300, beyond}
+
+
+@pytest.mark.parametrize(("largest", "proved"), [(2.0, 1e30), (4e32, float(np.float32(4e32)))])
+def test_make_probes__other_tensors__infinity_stands_for_numbers_beyond_those_asked(
+    largest: float, proved: float
+) -> None:
+    image = np.full((3, 3, 8, 8), largest, np.float32)
+    found = make_probes([IMAGE], {"image": image}, [{"image": image}], table=False)
+    excluded = [Exclusion(probe, "reason") for probe in found if probe.value is np.inf]
+    assert combine(excluded).limits == {"image": (-proved, proved)}
+
+
 @pytest.mark.parametrize("dtype", [Datatype.FP32, Datatype.FP64])
 def test_split_probes__some_splits_of_float_columns__have_the_numbers_beside_them(
     dtype: Datatype,
