@@ -26,6 +26,7 @@ _HEADER_LINES = 2  # the header itself, and Arrow counts from one
 # Nothing else: "NA" may be a country, and NaN is a number that --forbid-nan tests.
 _NULLS = ("",)
 _SHOWN = 2_000
+_UNCLOSED = "unexpected end of data"  # as the csv module says
 _ZERO, _POINT, _MINUS, _TWO = ord("0"), ord("."), ord("-"), 2
 # Rows in which a column has to be text to lose nothing.
 _CHECKED_ROWS = 20_000
@@ -85,17 +86,18 @@ class DelimitedFormat(InputFormat):
         convert.include_columns = schema.names
         malformed: deque[UnreadableRow] = deque()
         next_row = 0
-        with (
-            opened_text(file) as stream,
-            self._reader(file, stream, malformed, convert) as reader,
-        ):
-            for batch in reader:
-                for start in range(0, batch.num_rows, piece_rows):
-                    raw = pa.Table.from_batches([batch.slice(start, piece_rows)])
-                    numbers, rejected = _numbered(raw.num_rows, next_row, malformed)
-                    next_row = int(numbers[-1]) + 1
-                    text = partial(row_text, raw)
-                    yield typed_piece(raw, schema, numbers, self._converted, text, rejected)
+        with opened_text(file) as plain:
+            stream = _QuoteCounter(plain)
+            with self._reader(file, stream, malformed, convert) as reader:
+                for batch in reader:
+                    for start in range(0, batch.num_rows, piece_rows):
+                        raw = pa.Table.from_batches([batch.slice(start, piece_rows)])
+                        numbers, rejected = _numbered(raw.num_rows, next_row, malformed)
+                        next_row = int(numbers[-1]) + 1
+                        text = partial(row_text, raw)
+                        yield typed_piece(raw, schema, numbers, self._converted, text, rejected)
+            if stream.count % 2:
+                self._require_closed(file)
         if malformed:
             yield Piece(schema.empty_table(), (), tuple(malformed))
 
@@ -116,7 +118,7 @@ class DelimitedFormat(InputFormat):
             malformed.append(UnreadableRow(row.number - _HEADER_LINES, reason, row.text[:_SHOWN]))
             return "skip"
 
-        delimiter = self._delimiter or ("\t" if suffix_of(file.name) == ".tsv" else ",")
+        delimiter = self._delimiter_of(file)
         _require_once(stream, delimiter, convert.include_columns)
         return arrow_csv.open_csv(
             stream,
@@ -129,6 +131,42 @@ class DelimitedFormat(InputFormat):
             ),
             convert,
         )
+
+    def _require_closed(self, file: InputFile) -> None:
+        """Check that no quote takes the rest of `file` into its field, as Arrow allows.
+
+        An odd number of quotes can also come from a field such as 5" that does not begin with one.
+        """
+        csv.field_size_limit(2 * _BLOCK_BYTES)  # a longer row straddles blocks, which is an error
+        with opened_text(file) as stream:
+            lines = io.TextIOWrapper(stream, errors="replace", newline="")
+            rows = csv.reader(lines, delimiter=self._delimiter_of(file), strict=True)
+            number = -1  # of the header
+            try:
+                for number, _row in enumerate(rows):  # noqa: B007 - the last one is used
+                    pass
+            except csv.Error as error:
+                if _UNCLOSED in str(error):
+                    raise pa.ArrowInvalid(f"a quote in row {number} is never closed") from error
+
+    def _delimiter_of(self, file: InputFile) -> str:
+        return self._delimiter or ("\t" if suffix_of(file.name) == ".tsv" else ",")
+
+
+class _QuoteCounter:
+    """A stream that counts the quotes in what was read of it."""
+
+    closed = False
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self.count = 0
+        self.peek = stream.peek
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._stream.read(size)
+        self.count += found.count(b'"')
+        return found
 
 
 def _numbered(
@@ -143,7 +181,7 @@ def _numbered(
     return numbers, tuple(rejected)
 
 
-def _require_once(stream: io.BufferedReader, delimiter: str, names: Sequence[str]) -> None:
+def _require_once(stream: Any, delimiter: str, names: Sequence[str]) -> None:
     """Check that the first line has `names`, each once: Arrow would read the first of them."""
     line = stream.peek(_BLOCK_BYTES).partition(b"\n")[0].decode(errors="replace")
     try:

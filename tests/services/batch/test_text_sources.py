@@ -115,6 +115,33 @@ def test_csv_source__rows_that_do_not_fit__are_bad_under_their_own_numbers(tmp_p
     assert numbers(pieces) == [row for row in range(ROWS) if row not in (7, 120, 121, 249)]
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.csv.gz"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'id,land\n0,DE\n1,"DE\n2,AT\n3,AT\n',
+        b'id,land,seen\n0,DE,1\n1,"DE,1\n2,AT,1\n',
+        b'id,land\n0,DE\n1,"' + b"DE\n" * 70_000,
+    ],
+    ids=["in the last column", "in another", "200 kB before the end"],
+)
+def test_csv_source__quote_that_is_never_closed__is_an_error_that_names_its_row(
+    tmp_path: Path, name: str, text: bytes
+) -> None:
+    path = packed(tmp_path / name, text)
+    with pytest.raises(
+        MlctlError, match="cannot be read: a quote in row 1 is never closed"
+    ) as error:
+        scan(source_at(path))
+    assert error.value.code is ErrorCode.INVALID_INPUT
+
+
+def test_csv_source__quotes_inside_fields__are_read_as_they_are(tmp_path: Path) -> None:
+    path = packed(tmp_path / "in.csv", b'id,land\n0,5" pipe\n1,"a\nb"\n2,"say ""hi"""\n')
+    (piece,) = scan(source_at(path))
+    assert piece.table["land"].to_pylist() == ['5" pipe', "a\nb", 'say "hi"']
+
+
 def test_csv_source__row_that_is_no_text__leaves_the_others_unchanged(tmp_path: Path) -> None:
     path = packed(tmp_path / "in.csv", b"id,land\n0, DE \n1,\xff\n2,AT\t\n")
     (piece,) = scan(source_at(path))
