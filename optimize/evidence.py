@@ -81,7 +81,7 @@ class Conditions:
         kind = (
             ""
             if self.fast_int8
-            else ", where INT8 needs slower kernels to be exact: it is faster with VNNI or AMX"
+            else ", where INT8 with weights of more than 7 bits needs slower kernels to be exact"
         )
         return (
             f"Latencies are those of one thread of {self.processor}{kind}. Another kind of "
