@@ -19,8 +19,8 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.result import argument_parser, measuring
-from bundle.errors import MlctlError
-from services.online.batching.scheduler import BatchScheduler, Limits, Ticket
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.batching.scheduler import BatchScheduler, Limits, Ticket
 
 FACTORS = (0.9, 1.1, 1.5, 3.0)
 _MAX_ROWS = 64

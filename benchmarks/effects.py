@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from benchmarks.gate_simulation import Version, draw
 from benchmarks.result import BenchmarkResult
-from rollout.domain import gates
-from rollout.domain.counts import Window
-from rollout.domain.evidence import GateEvidence, fold
-from rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain import gates
+from mlctl.rollout.domain.counts import Window
+from mlctl.rollout.domain.evidence import GateEvidence, fold
+from mlctl.rollout.domain.spec import RolloutSpec
 
 TICKS = 150
 TICK_SECONDS = 0.5

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollout.domain import state_machine as machine
-from rollout.domain.counts import Counts, Window
-from rollout.domain.evidence import begin
-from rollout.domain.spec import Outcome, RolloutSpec
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
-from rollout.domain.traffic_record import BLOCK_SECONDS
+from mlctl.rollout.domain import state_machine as machine
+from mlctl.rollout.domain.counts import Counts, Window
+from mlctl.rollout.domain.evidence import begin
+from mlctl.rollout.domain.spec import Outcome, RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
+from mlctl.rollout.domain.traffic_record import BLOCK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from statistics import median
 
 from benchmarks.gate_simulation import Ended, Service, Version, rollout
 from benchmarks.result import BenchmarkResult
-from rollout.domain.spec import Outcome, RolloutSpec
+from mlctl.rollout.domain.spec import Outcome, RolloutSpec
 
 LIMITED = RolloutSpec(max_p99_ms=50.0)
 COMPARED = RolloutSpec()

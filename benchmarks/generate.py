@@ -24,15 +24,15 @@ import psutil
 
 from benchmarks.result import argument_parser, measuring
 from benchmarks.servers import tree_cpu_seconds
-from bento.packaging import build_bento
-from bundle.manifest import GENERATION_FOLDER
-from bundle.verify import VerifiedBundle
-from optimize.recipes.generation import build_engine_folder, read_generation
-from services.generate.decoder import Decoder
-from services.generate.engine import ContinuousBatch, GenerationRequest
-from services.generate.engine import Sequence as Running
-from services.generate.sampling import TokenSampling
-from services.generate.text import TextCodec
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.manifest import GENERATION_FOLDER
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.optimize.recipes.generation import build_engine_folder, read_generation
+from mlctl.services.generate.decoder import Decoder
+from mlctl.services.generate.engine import ContinuousBatch, GenerationRequest
+from mlctl.services.generate.engine import Sequence as Running
+from mlctl.services.generate.sampling import TokenSampling
+from mlctl.services.generate.text import TextCodec
 from tests.support.serving import Server, launch, running
 from tests.support.tiny_llm import make_llm_bundle, tiny_llm_folder
 

@@ -15,15 +15,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import mlctl
 from benchmarks.loadgen import LoadTarget, build, run_closed
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import DEPLOYMENT, Cores, deployment
 from benchmarks.workloads import NAME, NetBundle, make_workload
-from bento.packaging import build_bento
-from bundle.verify import seal
-from rollout.client import deployments
-from rollout.domain.spec import RolloutSpec
+from mlctl import chain
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.verify import seal
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import RolloutSpec
 
 _CLIENTS = 8
 _LOAD_SECONDS = 3.0
@@ -77,7 +77,7 @@ def measure(rounds: int, folder: Path, result: BenchmarkResult) -> None:
             target = protocol.target(running.server.port_of(protocol))
             sent[protocol.name] = stack.enter_context(_sending(build("loadgen", place), target))
         for number in range(rounds):
-            mlctl.promote(DEPLOYMENT, other, _SPEC, check=False)
+            chain.promote(DEPLOYMENT, other, _SPEC, check=False)
             back = deployments.rollback(DEPLOYMENT, "benchmark")
             for _ in deployments.follow(DEPLOYMENT, back.id):
                 pass

@@ -24,14 +24,14 @@ from statistics import median
 import psutil
 
 from benchmarks.result import BenchmarkResult
-from bundle.ports import free_ports
-from rollout.client import deployments
-from rollout.domain.process_ref import DAEMON, PROXY
-from rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec, Slot
-from rollout.drivers.local import processes
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import Rollout
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.process_ref import DAEMON, PROXY
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec, Slot
+from mlctl.rollout.drivers.local import processes
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Rollout
 
 _NAME = "killed"
 _SERVER = str(Path(__file__).with_name("faulty_server.py"))
@@ -44,9 +44,9 @@ _SPEC = RolloutSpec(
     steps=(50, 100), step_seconds=1.0, bake_seconds=1.0, warmup_seconds=0.5, keep_previous_seconds=0
 )
 _KEPT_WARM = replace(_SPEC, keep_previous_seconds=600)
-_MLCTL = (sys.executable, "-m", "cli.main")
+_MLCTL = (sys.executable, "-m", "mlctl.cli.main")
 _PROMOTE = (
-    "from benchmarks.kills import promote; from rollout.client import deployments;"
+    "from benchmarks.kills import promote; from mlctl.rollout.client import deployments;"
     "list(deployments.follow('{name}', promote({number})))"
 )
 

@@ -39,7 +39,7 @@ from sklearn.svm import SVC
 from torch import nn
 from xgboost import XGBClassifier, XGBRegressor
 
-from registry.onnx_import import read_import, register
+from mlctl.registry.onnx_import import read_import, register
 from tests.optimize.zoo import models
 from tests.support import onnx_models
 from tests.support.estimators import as_inputs, customers, spending

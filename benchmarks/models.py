@@ -21,26 +21,26 @@ import numpy as np
 
 from benchmarks.model_zoo import CASES, Arrays, ModelCase
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
-from bento.packaging import build_bento
-from bundle.errors import MlctlError
-from bundle.home import HOME_VARIABLE
-from bundle.verify import VerifiedBundle
-from loadtest.parity.batch_path import BatchPath
-from loadtest.parity.online_paths import HttpPath
-from loadtest.parity.paths import InferencePath
-from loadtest.parity.stream_path import StreamPath
-from loadtest.runs import Protocols
-from loadtest.server import serving
-from optimize.judge import Runner
-from optimize.pipeline import optimize
-from optimize.prepare import OptimizeOptions, prepare
-from optimize.proofs.reference import load_reference
-from optimize.recipes.fp32 import Fp32
-from registry.mlflow_catalog import MlflowCatalog
-from registry.quiet import quiet
-from registry.tracking import TRACKING_VARIABLE, configure_tracking
-from services.runtime.bento_layout import combine_bundles
-from services.runtime.scorer import split_rows
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.loadtest.parity.batch_path import BatchPath
+from mlctl.loadtest.parity.online_paths import HttpPath
+from mlctl.loadtest.parity.paths import InferencePath
+from mlctl.loadtest.parity.stream_path import StreamPath
+from mlctl.loadtest.runs import Protocols
+from mlctl.loadtest.server import serving
+from mlctl.optimize.judge import Runner
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.prepare import OptimizeOptions, prepare
+from mlctl.optimize.proofs.reference import load_reference
+from mlctl.optimize.recipes.fp32 import Fp32
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.quiet import quiet
+from mlctl.registry.tracking import TRACKING_VARIABLE, configure_tracking
+from mlctl.services.runtime.bento_layout import combine_bundles
+from mlctl.services.runtime.scorer import split_rows
 
 FRESH, EVALUATION, SIZES = 1000, 120, (1, 7, 64)
 

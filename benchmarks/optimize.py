@@ -27,26 +27,26 @@ from torch import nn
 
 from benchmarks.nets import NETS, Net
 from benchmarks.result import ResultTable, argument_parser, measuring
-from bundle.home import HOME_VARIABLE
-from bundle.manifest import MODEL_NAME
-from examples.digits.data import load_split
-from examples.digits.train import RECIPES, fit
-from optimize.choice import choose
-from optimize.data import Tensors
-from optimize.goals import Goals, accuracy_faults
-from optimize.judge import run_rows
-from optimize.metrics.latency import BatchLatency
-from optimize.metrics.parity import compare
-from optimize.metrics.scores import compare_metric
-from optimize.pipeline import optimize
-from optimize.prepare import OptimizeOptions, prepare
-from optimize.source_graph import ExportedModel, export_source
-from optimize.variant import Measured, Variant
-from registry.mlflow_catalog import MlflowCatalog
-from registry.quiet import first_line, quiet
-from registry.tracking import configure_tracking
-from services.runtime.scorer import split_rows
-from services.runtime.session import OnnxSession, Session, open_session
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.examples.digits.data import load_split
+from mlctl.examples.digits.train import RECIPES, fit
+from mlctl.optimize.choice import choose
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.goals import Goals, accuracy_faults
+from mlctl.optimize.judge import run_rows
+from mlctl.optimize.metrics.latency import BatchLatency
+from mlctl.optimize.metrics.parity import compare
+from mlctl.optimize.metrics.scores import compare_metric
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.prepare import OptimizeOptions, prepare
+from mlctl.optimize.source_graph import ExportedModel, export_source
+from mlctl.optimize.variant import Measured, Variant
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.quiet import first_line, quiet
+from mlctl.registry.tracking import configure_tracking
+from mlctl.services.runtime.scorer import split_rows
+from mlctl.services.runtime.session import OnnxSession, Session, open_session
 
 BATCHES = (1, 8, 32)
 FOREST = "forest"

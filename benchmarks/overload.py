@@ -24,7 +24,7 @@ from benchmarks.protocols import Protocol
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
 from benchmarks.servers import Cores, RunningServer, mlctl_server, running
 from benchmarks.workloads import NAMES, make_workload
-from services.online.grpc.http2.hpack import encode
+from mlctl.services.online.grpc.http2.hpack import encode
 
 FACTORS = (0.3, 0.6, 3.0)
 _CLIENTS = 64

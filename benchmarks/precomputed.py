@@ -22,18 +22,18 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import wait_until
-from bundle.clock import SystemClock
-from bundle.ports import free_ports
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.online.models.precomputed import PrecomputedLookup
-from services.online.models.precomputed_metrics import PrecomputedMetrics
-from services.precomputed.base import PrecomputedRow, PrecomputedStore
-from services.precomputed.lookup import Lookup
-from services.precomputed.row_codec import RowCodec
-from services.precomputed.store_urls import open_store
-from services.protocol.priority import Priority
-from services.protocol.wire import InferRequest
-from services.runtime.streaming import Answer
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.ports import free_ports
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.services.online.models.precomputed import PrecomputedLookup
+from mlctl.services.online.models.precomputed_metrics import PrecomputedMetrics
+from mlctl.services.precomputed.base import PrecomputedRow, PrecomputedStore
+from mlctl.services.precomputed.lookup import Lookup
+from mlctl.services.precomputed.row_codec import RowCodec
+from mlctl.services.precomputed.store_urls import open_store
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.protocol.wire import InferRequest
+from mlctl.services.runtime.streaming import Answer
 
 KEYS = 1_000_000
 REQUESTS = 20_000

@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.loadgen import LoadTarget, RandomField, grpc_call
 from benchmarks.workloads import NAME, NetBundle
-from loadtest.inputs import post
-from services.protocol.messages import SERVICE, methods
+from mlctl.loadtest.inputs import post
+from mlctl.services.protocol.messages import SERVICE, methods
 
 _JSON: Mapping[str, str] = {"Content-Type": "application/json"}
 _TOLERANCE = 1e-3

@@ -19,13 +19,13 @@ import psutil
 from benchmarks.loadgen import LoadTarget, build, run_closed
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import tree_cpu_seconds, wait_until
-from bundle.ports import free_ports
-from loadtest.inputs import post
-from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, TrafficSplit
-from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
-from rollout.drivers.envoy.names import Document
-from rollout.drivers.envoy.proxy import envoy_command
-from rollout.drivers.proxies import proxy_of
+from mlctl.bundle.ports import free_ports
+from mlctl.loadtest.inputs import post
+from mlctl.rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, TrafficSplit
+from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
+from mlctl.rollout.drivers.envoy.names import Document
+from mlctl.rollout.drivers.envoy.proxy import envoy_command
+from mlctl.rollout.drivers.proxies import proxy_of
 
 _SECONDS = 3.0
 _TURNS = 5

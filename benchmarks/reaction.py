@@ -21,24 +21,24 @@ from urllib.parse import quote
 from benchmarks.loadgen import LoadTarget, build, closed_command
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import wait_until
-from bundle.ports import free_ports
-from loadtest.inputs import post
-from rollout.client import deployments
-from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane
-from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local.processes import members
-from rollout.drivers.proxies import proxy_of
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import JournalEvent
+from mlctl.bundle.ports import free_ports
+from mlctl.loadtest.inputs import post
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane
+from mlctl.rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.drivers.local.processes import members
+from mlctl.rollout.drivers.proxies import proxy_of
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import JournalEvent
 
 _REPEATS = 5
 _TICKS = (1.0, 0.5)
 _NAME = "shop"
 _SPEC = RolloutSpec(steps=(50, 100), step_seconds=600.0, max_error_rate=0.01, warmup_seconds=1.0)
 _SERVER = str(Path(__file__).with_name("faulty_server.py"))
-_MLCTL = (sys.executable, "-m", "cli.main")
+_MLCTL = (sys.executable, "-m", "mlctl.cli.main")
 _PATIENCE_SECONDS = 120.0
 _ENDLESS_SECONDS = 86_400.0
 

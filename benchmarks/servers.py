@@ -20,12 +20,12 @@ import psutil
 
 from benchmarks.protocols import Protocol, bento_protocol, echo_protocol, v2_protocols
 from benchmarks.workloads import MAX_ROWS, NAME, NetBundle
-from bento.packaging import build_bento
-from bundle.home import HOME_VARIABLE
-from bundle.ports import free_ports
-from rollout.domain.process_ref import PROXY
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.domain.process_ref import PROXY
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[1]
 MLCTL, UP, ECHO = "mlctl", "mlctl up", "C echo"
@@ -178,7 +178,7 @@ def deployment(workload: NetBundle, folder: Path, cores: Cores) -> Iterator[Runn
     # The daemon and Envoy outlive this process unless `finally` runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "cli.main"]
+    command = [sys.executable, "-m", "mlctl.cli.main"]
     with _environment(environment):
         labels = {"mlctl.model": NAME, "mlctl.version": "1", "mlctl.source": f"models:/{NAME}/1"}
         tag = build_bento(workload.bundle, labels).tag
@@ -252,7 +252,7 @@ def mlctl_server(
         "BENTOML_HOME": str(home / "bentoml"),
         "BENTOML_DO_NOT_TRACK": "True",
     }
-    command = [sys.executable, "-m", "bentoml", "serve", "services.service:service"]
+    command = [sys.executable, "-m", "bentoml", "serve", "mlctl.services.service:service"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     protocols = v2_protocols(workload)
     return Server(name, protocols, command, port, grpc_port, home, environment, "/readyz", ROOT)

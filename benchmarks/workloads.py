@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from bundle.manifest import (
+from mlctl.bundle.manifest import (
     EVIDENCE_NAME,
     GOLDEN_NAME,
     MODEL_NAME,
@@ -26,11 +26,11 @@ from bundle.manifest import (
     SourceVersion,
     VariantInfo,
 )
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle, seal
-from optimize.batching import DEFAULT
-from services.runtime.golden import save_golden
-from services.runtime.session import open_session
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.optimize.batching import DEFAULT
+from mlctl.services.runtime.golden import save_golden
+from mlctl.services.runtime.session import open_session
 
 NAME = "bench"
 TOKENS = 32
@@ -104,7 +104,7 @@ def write_encoder(path: Path) -> None:
             (x,) = inputs
             return (self.encoder(x, torch.ones_like(x)),)
 
-    from optimize.proofs.export import export_torch
+    from mlctl.optimize.proofs.export import export_torch
 
     torch.manual_seed(0)
     signature = _signature(Datatype.INT64, TOKENS, 384)
@@ -117,9 +117,9 @@ def write_int8_encoder(path: Path) -> None:
 
     The recipe keeps no layer in float, since the answers of random weights prove nothing.
     """
-    from optimize.data import Rows
-    from optimize.recipes.base import Quality, Workbench
-    from optimize.recipes.quantized import Int8Static
+    from mlctl.optimize.data import Rows
+    from mlctl.optimize.recipes.base import Quality, Workbench
+    from mlctl.optimize.recipes.quantized import Int8Static
 
     def store(_key: object, fill: Callable[[Path], None]) -> Path:
         shelf = Path(tempfile.mkdtemp(dir=scratch))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bundle.interface import PREDICT
-from bundle.tensors import Signature
-from bundle.verify import read_manifest
-from services.runtime.bento_layout import model_folder, read_bento_manifest
-from services.runtime.pipeline import pipeline_signature
+from mlctl.bundle.interface import PREDICT
+from mlctl.bundle.tensors import Signature
+from mlctl.bundle.verify import read_manifest
+from mlctl.services.runtime.bento_layout import model_folder, read_bento_manifest
+from mlctl.services.runtime.pipeline import pipeline_signature
 
 
 def interface_of(source: Path) -> dict[str, Signature]:

@@ -22,20 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bundle as bundle_package
-import services as services_package
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import sha256_file, write_atomic
-from bundle.home import BENTO_HOME_VARIABLE, bento_environment, bento_home
-from bundle.manifest import canonical_json
-from bundle.verify import VerifiedBundle, verify
-from services.runtime.bento_layout import (
+import mlctl
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import sha256_file, write_atomic
+from mlctl.bundle.home import BENTO_HOME_VARIABLE, bento_environment, bento_home
+from mlctl.bundle.manifest import canonical_json
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.services.runtime.bento_layout import (
     MODEL_FOLDER,
     BentoContents,
     combine_bundles,
     read_contents,
 )
-from services.runtime.bento_store import (
+from mlctl.services.runtime.bento_store import (
     CONTENT_LABEL,
     DIGEST_LABEL,
     MODELS_LABEL,
@@ -44,25 +43,25 @@ from services.runtime.bento_store import (
     BentoInfo,
     find_bento,
 )
-from services.runtime.requirements import RuntimeFlavor, pin_requirements
+from mlctl.services.runtime.requirements import RuntimeFlavor, pin_requirements
 
 __all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
 
-SERVICE = "services.service:service"
+SERVICE = "mlctl.services.service:service"
 _OUTPUT_LINES = 20
 _REASON = re.compile(r"[\w.]*(Error|Exception)\b")
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
 # What only commands use: they share it with the server's code, and no server or runner imports it.
 _ONLY_COMMANDS = frozenset(
     {
-        "bundle/exposure.py",
-        "bundle/interface.py",
-        "bundle/output_kinds.py",
-        "bundle/ports.py",
-        "services/batch/estimate.py",
-        "services/batch/spark.py",
-        "services/precomputed/manage.py",
-        "services/stream/tools.py",
+        "mlctl/bundle/exposure.py",
+        "mlctl/bundle/interface.py",
+        "mlctl/bundle/output_kinds.py",
+        "mlctl/bundle/ports.py",
+        "mlctl/services/batch/estimate.py",
+        "mlctl/services/batch/spark.py",
+        "mlctl/services/precomputed/manage.py",
+        "mlctl/services/stream/tools.py",
     }
 )
 # The part of the command line that starts the batch and stream runners.
@@ -166,21 +165,23 @@ def _same(ours: Path, theirs: Path) -> bool:
 
 def bento_sources() -> Iterator[Path]:
     """Yield every file of our code that a Bento contains: the server and the runners."""
-    for package in (bundle_package, services_package):
+    home = _home()
+    yield home / "__init__.py"
+    for package in ("bundle", "services"):
         for pattern in _SOURCES:
-            for path in Path(str(package.__file__)).parent.rglob(pattern):
+            for path in (home / package).rglob(pattern):
                 if _name_in_bento(path) not in _ONLY_COMMANDS:
                     yield path
     for pattern in _COMMAND_LINE:
-        yield from _code_root().glob(f"cli/{pattern}")
+        yield from home.glob(f"cli/{pattern}")
 
 
-def _code_root() -> Path:
-    return Path(str(services_package.__file__)).parents[1]
+def _home() -> Path:
+    return Path(str(mlctl.__file__)).parent
 
 
 def _name_in_bento(source: Path) -> str:
-    return source.relative_to(_code_root()).as_posix()
+    return source.relative_to(_home().parent).as_posix()
 
 
 def _content_digest(packed: BentoContents, requirements: Sequence[str]) -> str:
@@ -221,9 +222,7 @@ def _bentofile(
         "description": "; ".join(origins),
         "labels": dict(sorted(labels.items())),
         "include": [
-            "services/",
-            "bundle/",
-            "cli/",
+            "mlctl/",
             *(f"{one}/" for one in sorted(folders)),
             *packed.digest_files(),
         ],

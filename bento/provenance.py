@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import EVIDENCE_NAME, Manifest
-from bundle.verify import read_manifest
-from services.runtime.bento_layout import model_folder
-from services.runtime.bento_store import DIGEST_LABEL, BentoInfo
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import EVIDENCE_NAME, Manifest
+from mlctl.bundle.verify import read_manifest
+from mlctl.services.runtime.bento_layout import model_folder
+from mlctl.services.runtime.bento_store import DIGEST_LABEL, BentoInfo
 
 if TYPE_CHECKING:
-    from registry.catalog import ModelRow, PublishedModel
+    from mlctl.registry.catalog import ModelRow, PublishedModel
 
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _ORIGIN = ("source", "optimized", "signature", "generation", "variant", "variants", "evidence")
@@ -140,7 +140,7 @@ def _variant(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _published(digest: str, rows: Sequence[ModelRow]) -> PublishedModel | None:
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     if all(row.digest != digest for row in rows):
         return None
@@ -151,7 +151,7 @@ def _find_facts(
     digest: str, bento: BentoInfo | None, published: PublishedModel | None
 ) -> BundleFacts | None:
     """Read the bundle from `bento`, else fetch it from the registry."""
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     if bento is not None:
         name = next((name for name, each in bento.digests.items() if each == digest), None)

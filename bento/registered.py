@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bento.packaging import BuiltBento, build_bento
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import RUNTIMES, installed_version
-from services.runtime.bento_layout import combine_bundles
-from services.runtime.requirements import RuntimeFlavor
+from mlctl.bento.packaging import BuiltBento, build_bento
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import RUNTIMES, installed_version
+from mlctl.services.runtime.bento_layout import combine_bundles
+from mlctl.services.runtime.requirements import RuntimeFlavor
 
 if TYPE_CHECKING:
-    from registry.catalog import PublishedModel, Selection
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.catalog import PublishedModel, Selection
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def build_registered(
     """Build the Bento of these versions; the first is the default model.
 
     Its labels name the registry's version of the first. With `maps` the versions are the stages of
-    a pipeline. Raises as `build_bento` and `services.runtime.bento_layout.pack` do.
+    a pipeline. Raises as `build_bento` and `mlctl.services.runtime.bento_layout.pack` do.
     """
     with tempfile.TemporaryDirectory(prefix="mlctl-build-") as folder:
         bundles = [

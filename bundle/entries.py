@@ -14,17 +14,17 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from bundle.clock import Clock
-from bundle.errors import MlctlError
-from bundle.files import (
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.files import (
     exclusive,
     replace_directory,
     scratch_directory,
     sha256_file,
     write_atomic,
 )
-from bundle.manifest import canonical_json
-from bundle.paths import resolve_inside
+from mlctl.bundle.manifest import canonical_json
+from mlctl.bundle.paths import resolve_inside
 
 LIST_NAME = "entry.json"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 
 def is_loopback(host: str) -> bool:

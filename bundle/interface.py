@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from mlctl.bundle.tensors import DYNAMIC, Signature, TensorSpec
 
 Interface = Mapping[str, Signature]
 # The endpoint without a model name; the interface of a single model leaves it out.

@@ -22,9 +22,9 @@ from pydantic import (
     model_validator,
 )
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.paths import check_relative
-from bundle.tensors import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.paths import check_relative
+from mlctl.bundle.tensors import (
     DYNAMIC,
     NULLABLE_DATATYPES,
     Datatype,

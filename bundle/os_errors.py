@@ -7,9 +7,9 @@ import os
 import shlex
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import NO_SPACE
-from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, home_path
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import NO_SPACE
+from mlctl.bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, home_path
 
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _FULL = (os.strerror(errno.ENOSPC), "database or disk is full")

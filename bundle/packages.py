@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from importlib import metadata
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 # They overwrite each other's files, so at most one of them may be installed.
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 _MAX_PATH = 512
 _MAX_PART_BYTES = 255  # limit of a file name on common file systems

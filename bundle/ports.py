@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from contextlib import ExitStack, suppress
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 # Below the range that the kernel assigns to outgoing connections, which could otherwise take a
 # port while its server still loads.

@@ -10,7 +10,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _HINT = "Use PEM files: the certificate with its chain, its key without a password, and the CA."

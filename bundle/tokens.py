@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 TOKEN, TOKEN_FILE = "MLCTL_TOKEN", "MLCTL_TOKEN_FILE"
 # The client of tokens without a name.

@@ -7,11 +7,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import sha256_file, write_atomic
-from bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, parse_manifest
-from bundle.paths import check_relative, reject_link, resolve_inside
-from bundle.tensors import MissingValues, Signature
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import sha256_file, write_atomic
+from mlctl.bundle.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+    parse_manifest,
+)
+from mlctl.bundle.paths import check_relative, reject_link, resolve_inside
+from mlctl.bundle.tensors import MissingValues, Signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`python -m cli.bentoml_server serve ...`: BentoML's command, which Ctrl-C ends with one line.
+"""`python -m mlctl.cli.bentoml_server serve ...`: BentoML's command, which Ctrl-C ends in one line.
 
 It starts with SIGINT blocked, so that a Ctrl-C while Python itself starts is not lost.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import signal
 import sys
 
-from bundle.errors import ERROR_TABLE, ErrorCode
-from bundle.garbage import rare_collection
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
+from mlctl.bundle.garbage import rare_collection
 
 
 def main() -> None:

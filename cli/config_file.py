@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from bundle.variables import PREFIX
+from mlctl.bundle.variables import PREFIX
 
 CONFIG_NAME = "mlctl.toml"
 _ENVIRONMENT = "environment"

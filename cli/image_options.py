@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bento.containers.extras import EXTRAS
+from mlctl.bento.containers.extras import EXTRAS
 
 
 class _Extras(click.ParamType[tuple[str, ...]]):

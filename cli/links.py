@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cli.output import CommandOutput
+from mlctl.cli.output import CommandOutput
 
 if TYPE_CHECKING:
-    from rollout.client.links import Links
-    from rollout.daemon.reporting.projection import RunLink
+    from mlctl.rollout.client.links import Links
+    from mlctl.rollout.daemon.reporting.projection import RunLink
 
 
 def links_document(links: Links) -> dict[str, Any]:

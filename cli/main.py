@@ -13,15 +13,15 @@ from typing import Any
 
 import click
 
-from bundle import __version__
-from bundle.errors import MlctlError
-from bundle.garbage import rare_collection
-from cli.config_file import CONFIG_NAME, read_config
-from cli.options import CONTEXT_SETTINGS
-from cli.output import CommandOutput, ReportingGroup
-from optimize.supervision import run_in_child
+from mlctl.bundle import __version__
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.garbage import rare_collection
+from mlctl.cli.config_file import CONFIG_NAME, read_config
+from mlctl.cli.options import CONTEXT_SETTINGS
+from mlctl.cli.output import CommandOutput, ReportingGroup
+from mlctl.optimize.supervision import run_in_child
 
-# Each name is that of the module in `cli.commands` too, and of the command in it.
+# Each name is that of the module in `mlctl.cli.commands` too, and of the command in it.
 SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Start here": ("doctor", "demo", "init", "choose", "config", "cache", "completion"),
@@ -48,7 +48,7 @@ class LazyCommands(Mapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name not in COMMANDS:
             raise KeyError(name)
-        command: click.Command = getattr(import_module(f"cli.commands.{name}"), name)
+        command: click.Command = getattr(import_module(f"mlctl.cli.commands.{name}"), name)
         return command
 
     def __contains__(self, name: object) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cli.output import CommandOutput
+from mlctl.cli.output import CommandOutput
 
 if TYPE_CHECKING:
-    from rollout.domain.operator_commands import OperatorCommand
+    from mlctl.rollout.domain.operator_commands import OperatorCommand
 
 
 def send_command(output: CommandOutput, name: str, command: OperatorCommand, reason: str) -> None:
     """Send a command, wait until the daemon applied it, and show its event."""
-    from rollout.client import deployments
-    from rollout.client.rendering import event_line
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client.rendering import event_line
 
     event = deployments.send_command(name, command, reason)
     output.result({"name": name, "rollout": event.rollout, **event.body}, event_line(event) or "")

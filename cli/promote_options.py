@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.options import Duration, option
+from mlctl.cli.options import Duration, option
 
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 _PERCENT = click.IntRange(0, 100)

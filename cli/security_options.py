@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from cli.options import option
-from cli.output import CommandOutput
+from mlctl.cli.options import option
+from mlctl.cli.output import CommandOutput
 
 FILE = click.Path(path_type=Path, resolve_path=True)
 
@@ -37,7 +37,7 @@ class SecurityOptions:
 
     def files(self) -> tuple[Path, ...]:
         """Return certificate, key and CA as far as they are set; INVALID_INPUT if unusable."""
-        from bundle.tls import checked_files
+        from mlctl.bundle.tls import checked_files
 
         files = checked_files(self.tls_cert, self.tls_key, self.tls_client_ca)
         found = () if files is None else (files.cert, files.key, files.client_ca)
@@ -45,8 +45,8 @@ class SecurityOptions:
 
     def warn_exposure(self, output: CommandOutput, host: str) -> None:
         """Warn about listening on `host` unprotected; INVALID_INPUT if no terminal shows it."""
-        from bundle.exposure import exposure
-        from services.online.settings import load_settings
+        from mlctl.bundle.exposure import exposure
+        from mlctl.services.online.settings import load_settings
 
         warning = exposure(
             host,

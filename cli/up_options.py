@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import PORT, Duration, option
-from cli.scaling import REPLICAS, ScalingOptions
-from cli.security_options import SecurityOptions
+from mlctl.cli.options import PORT, Duration, option
+from mlctl.cli.scaling import REPLICAS, ScalingOptions
+from mlctl.cli.security_options import SecurityOptions
 
 if TYPE_CHECKING:
-    from rollout.domain.kubernetes_target import KubernetesTarget
-    from rollout.domain.spec import DeploymentSettings
+    from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+    from mlctl.rollout.domain.spec import DeploymentSettings
 
 # A tick reads from the API server and every pod, so it is rarer than on one machine.
 _TICK_SECONDS = 2.0
@@ -104,7 +104,7 @@ def deployment_settings(
     options: UpOptions, local: LocalOptions, cluster: KubernetesOptions, security: SecurityOptions
 ) -> DeploymentSettings:
     """Return the settings of a new deployment; usage errors for options of another target."""
-    from rollout.domain.spec import DeploymentSettings
+    from mlctl.rollout.domain.spec import DeploymentSettings
 
     fields: dict[str, Any] = {
         "metrics_port": options.metrics_port,
@@ -141,7 +141,7 @@ def deployment_settings(
 
 
 def _kubernetes_target(cluster: KubernetesOptions) -> KubernetesTarget:
-    from rollout.domain.kubernetes_target import KubernetesTarget, services_from
+    from mlctl.rollout.domain.kubernetes_target import KubernetesTarget, services_from
 
     if not (cluster.route and cluster.services):
         raise click.UsageError("--target kubernetes needs --route and --services")

@@ -1,11 +1,11 @@
-"""Tables of the variants of an optimization (records of `optimize.evidence.variant_record`)."""
+"""Tables of the variants of an optimization: records of `optimize.evidence.variant_record`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cli.output import CommandOutput
+from mlctl.cli.output import CommandOutput
 
 NONE = "-"
 

@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cli.output import printable
-from rollout.ui.view import GateRow, GateView, Page, RolloutPage
+from mlctl.cli.output import printable
+from mlctl.rollout.ui.view import GateRow, GateView, Page, RolloutPage
 
 WIDEST = 110
 _STYLES = {"blue": "blue", "green": "green"}

@@ -18,9 +18,9 @@ from benchmarks.effects import EFFECTS, RULES, SPEC, TICK_SECONDS, TICKS, Effect
 from benchmarks.gate_simulation import Version, draw
 from benchmarks.page import bar_chart, svg
 from benchmarks.result import BarChart
-from rollout.domain import e_values, gates
-from rollout.domain.counts import Window
-from rollout.domain.evidence import GateEvidence, fold
+from mlctl.rollout.domain import e_values, gates
+from mlctl.rollout.domain.counts import Window
+from mlctl.rollout.domain.evidence import GateEvidence, fold
 
 RUNS = 500
 

@@ -19,26 +19,27 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 import mlctl
-from bundle.errors import ERROR_TABLE
-from bundle.manifest import manifest_json_schema
-from bundle.variables import OTHER_VARIABLES, PREFIX
-from cli.main import cli
 from docs.zoo import zoo_tables
-from rollout.client.spec_file import spec_schema
-from rollout.daemon.reporting.telemetry import METRICS
-from rollout.domain.spec import RolloutSpec
-from services.online.metrics.counts import Metrics
-from services.online.metrics.exposition import CounterSink
-from services.online.metrics.generation import GenerationMetrics
-from services.online.metrics.triton import TRITON_NAMES
-from services.online.models.precomputed_metrics import PrecomputedMetrics
-from services.online.observability.observer import DROPPED, SAMPLED
-from services.online.observability.settings import ObserveSettings
-from services.online.security.settings import SecureSettings
-from services.online.settings import ServerSettings
-from services.precomputed.settings import PrecomputedSettings, StoreSettings
-from services.runtime.settings import RuntimeSettings
-from services.stream.metrics import StreamMetrics
+from mlctl import chain
+from mlctl.bundle.errors import ERROR_TABLE
+from mlctl.bundle.manifest import manifest_json_schema
+from mlctl.bundle.variables import OTHER_VARIABLES, PREFIX
+from mlctl.cli.main import cli
+from mlctl.rollout.client.spec_file import spec_schema
+from mlctl.rollout.daemon.reporting.telemetry import METRICS
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.services.online.metrics.counts import Metrics
+from mlctl.services.online.metrics.exposition import CounterSink
+from mlctl.services.online.metrics.generation import GenerationMetrics
+from mlctl.services.online.metrics.triton import TRITON_NAMES
+from mlctl.services.online.models.precomputed_metrics import PrecomputedMetrics
+from mlctl.services.online.observability.observer import DROPPED, SAMPLED
+from mlctl.services.online.observability.settings import ObserveSettings
+from mlctl.services.online.security.settings import SecureSettings
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.precomputed.settings import PrecomputedSettings, StoreSettings
+from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.stream.metrics import StreamMetrics
 
 HELP_WIDTH = 96
 FOLDER = Path(__file__).parent
@@ -164,10 +165,11 @@ def _server_metrics(registry: CollectorRegistry) -> None:
 
 
 def python_reference() -> str:
-    """What the package `mlctl` exports: signatures and docstrings, and the fields of its values."""
+    """What `mlctl` and `mlctl.chain` export: signatures, docstrings and the fields of values."""
     parts = []
-    for name in sorted(set(mlctl.__all__) - {"ErrorCode"}, key=str.lower):
-        thing = getattr(mlctl, name)
+    named = {name: getattr(mlctl, name) for name in mlctl.__all__ if name != "ErrorCode"}
+    named |= {f"chain.{name}": getattr(chain, name) for name in chain.__all__}
+    for name, thing in sorted(named.items(), key=lambda each: each[0].lower()):
         if is_dataclass(thing):
             parts += [f"### {name}", _summary(thing), _fields_table(thing)]
             continue

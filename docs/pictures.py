@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from bundle.ports import free_ports
+from mlctl.bundle.ports import free_ports
 from tests.support.browser import CHROMIUM, open_browser
 from tests.support.wait import wait_until
 
-MLCTL = (sys.executable, "-m", "cli.main")
+MLCTL = (sys.executable, "-m", "mlctl.cli.main")
 IMAGES = Path(__file__).parent / "images"
 COLUMNS = 118
 # Of the pictures of pages, in pixels: the page without what follows the gates, or the variants.

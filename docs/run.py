@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.ports import free_ports
+from mlctl.bundle.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 README = "README.md"
@@ -151,7 +151,7 @@ def running(commands: str, folder: Path, log: Path) -> Iterator[subprocess.Popen
         finally:
             for home in folder.rglob(".mlctl"):
                 subprocess.run(
-                    [sys.executable, "-m", "cli.main", "down", "shop"],
+                    [sys.executable, "-m", "mlctl.cli.main", "down", "shop"],
                     cwd=ROOT,
                     env={**environment, "MLCTL_HOME": str(home)},
                     capture_output=True,

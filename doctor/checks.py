@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from bundle.home import BENTO_HOME_VARIABLE, bento_home, mlctl_home
-from bundle.os_errors import translate_os_error
-from bundle.packages import RUNTIMES, install_hint, installed_version
+from mlctl.bundle.home import BENTO_HOME_VARIABLE, bento_home, mlctl_home
+from mlctl.bundle.os_errors import translate_os_error
+from mlctl.bundle.packages import RUNTIMES, install_hint, installed_version
 
 REGISTRY_SECONDS = 3.0
 
@@ -101,8 +101,8 @@ def check_runtime() -> Finding:
 
 def check_tensorrt() -> Finding:
     """Check that TensorRT finds a GPU and has the version of the runtime's provider."""
-    from bundle.errors import MlctlError
-    from services.runtime.tensorrt import machine
+    from mlctl.bundle.errors import MlctlError
+    from mlctl.services.runtime.tensorrt import machine
 
     version = machine.tensorrt_version()
     if version is None:
@@ -148,7 +148,7 @@ def check_bento_store() -> Finding:
 
 def check_registry() -> Finding:
     """Check that the MLflow registry can be reached; one in a file needs no server."""
-    from registry.tracking import TRACKING_VARIABLE, registry_address, tracking_uri
+    from mlctl.registry.tracking import TRACKING_VARIABLE, registry_address, tracking_uri
 
     source = TRACKING_VARIABLE if os.environ.get(TRACKING_VARIABLE) else "default"
     server = urlsplit(tracking_uri())
@@ -168,9 +168,9 @@ def check_registry() -> Finding:
 
 def check_settings() -> Finding:
     """Check that every MLCTL_* variable has a meaning and a valid value."""
-    from bundle.errors import MlctlError
-    from bundle.variables import unknown_variables
-    from services.online.settings import ServerSettings, load_settings
+    from mlctl.bundle.errors import MlctlError
+    from mlctl.bundle.variables import unknown_variables
+    from mlctl.services.online.settings import ServerSettings, load_settings
 
     if unknown := unknown_variables(os.environ, ServerSettings.model_fields):
         return Finding("settings", Severity.WARN, "; ".join(unknown), "Correct or unset them.")
@@ -187,10 +187,10 @@ def check_precomputed() -> Finding:
     name = os.environ.get("MLCTL_PRECOMPUTED")
     if not name:
         return Finding("precomputed", Severity.OK, "not used (MLCTL_PRECOMPUTED is not set)")
-    from bundle.errors import MlctlError
-    from services.precomputed.base import StoreError
-    from services.precomputed.settings import read_store_location
-    from services.precomputed.store_urls import open_store, redact_location
+    from mlctl.bundle.errors import MlctlError
+    from mlctl.services.precomputed.base import StoreError
+    from mlctl.services.precomputed.settings import read_store_location
+    from mlctl.services.precomputed.store_urls import open_store, redact_location
 
     where = name
     try:
@@ -214,10 +214,10 @@ def check_precomputed() -> Finding:
 
 def check_features() -> Finding:
     """Check that the feature store answers, if MLCTL_FEATURE_STORE is set."""
-    from bundle.errors import MlctlError
-    from services.precomputed.store_urls import redact_location
-    from services.runtime.features import STORE_VARIABLE, open_store
-    from services.runtime.settings import RuntimeSettings, read_environment
+    from mlctl.bundle.errors import MlctlError
+    from mlctl.services.precomputed.store_urls import redact_location
+    from mlctl.services.runtime.features import STORE_VARIABLE, open_store
+    from mlctl.services.runtime.settings import RuntimeSettings, read_environment
 
     location = os.environ.get(STORE_VARIABLE)
     if not location:

@@ -42,8 +42,8 @@ def register(flavor: str, model: Any, name: str, **options: Any) -> None:
     """Log `model` with `mlflow.FLAVOR.log_model`, and register it as NAME@candidate."""
     import mlflow
 
-    from registry.quiet import quiet
-    from registry.tracking import configure_tracking
+    from mlctl.registry.quiet import quiet
+    from mlctl.registry.tracking import configure_tracking
 
     configure_tracking()
     with quiet(), mlflow.start_run(run_name=f"train-{name}"):
@@ -100,7 +100,7 @@ def signature_of(rows: Any, answers: Any) -> Any:
     """Return MLflow's signature of a table; columns with a missing value in `rows` are optional."""
     from mlflow.models import infer_signature
 
-    from registry.quiet import quiet
+    from mlctl.registry.quiet import quiet
 
     with quiet():  # it advises against integer columns
         return infer_signature(rows, answers)
@@ -108,11 +108,11 @@ def signature_of(rows: Any, answers: Any) -> Any:
 
 def optimize(name: str, data: Path, transform: Path | None = None) -> None:
     """Do what `mlctl optimize NAME@candidate --data DATA` does, with fp32 and dynamic int8."""
-    from optimize.pipeline import optimize as run
-    from optimize.prepare import OptimizeOptions
-    from optimize.recipes.base import Target
-    from optimize.recipes.discovery import select
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.optimize.pipeline import optimize as run
+    from mlctl.optimize.prepare import OptimizeOptions
+    from mlctl.optimize.recipes.base import Target
+    from mlctl.optimize.recipes.discovery import select
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     click.echo(f"Optimizing {name}@candidate ...")
     result = run(

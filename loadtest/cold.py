@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.runs import RequestShape, first_answer
-from loadtest.server import serving
+from mlctl.loadtest.runs import RequestShape, first_answer
+from mlctl.loadtest.server import serving
 
 # What services/online/models/served_model.py logs of each model.
 _LOADED = re.compile(r"model (\S+): loaded in ([\d.]+) s, proved and warmed up in ([\d.]+) s")

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from loadtest.figures import OK
-from loadtest.loops import GRACE_SECONDS, Done
-from services.protocol.messages import SERVICE
+from mlctl.loadtest.figures import OK
+from mlctl.loadtest.loops import GRACE_SECONDS, Done
+from mlctl.services.protocol.messages import SERVICE
 
 _CLIENTS_PER_CHANNEL = 16
 

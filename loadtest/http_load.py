@@ -12,8 +12,8 @@ from typing import cast
 import httptools
 import orjson
 
-from loadtest.figures import OK
-from loadtest.loops import Done
+from mlctl.loadtest.figures import OK
+from mlctl.loadtest.loops import Done
 
 CONNECTION_LOST = "connection_lost"
 

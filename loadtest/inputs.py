@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bundle.manifest import GOLDEN_NAME
-from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
-from optimize.data.check import Pass
-from optimize.data.load import open_source
-from services.protocol.json_data import encode_data
-from services.protocol.messages import methods
-from services.protocol.wire import encode_raw, invalid
-from services.runtime.golden import load_golden
+from mlctl.bundle.manifest import GOLDEN_NAME
+from mlctl.bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
+from mlctl.optimize.data.check import Pass
+from mlctl.optimize.data.load import open_source
+from mlctl.services.protocol.json_data import encode_data
+from mlctl.services.protocol.messages import methods
+from mlctl.services.protocol.wire import encode_raw, invalid
+from mlctl.services.runtime.golden import load_golden
 
 Arrays = Mapping[str, np.ndarray]
 

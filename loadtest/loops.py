@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from loadtest.figures import UNANSWERED, LatencyRecord
+from mlctl.loadtest.figures import UNANSWERED, LatencyRecord
 
 Done = Callable[[str, bytes], None]
 

@@ -18,12 +18,12 @@ from types import FrameType
 import httpx
 import psutil
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import bento_environment
-from bundle.ports import free_ports
-from bundle.tokens import token_of
-from loadtest.runs import MeasuredServer, Protocols
-from loadtest.target import Address
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import bento_environment
+from mlctl.bundle.ports import free_ports
+from mlctl.bundle.tokens import token_of
+from mlctl.loadtest.runs import MeasuredServer, Protocols
+from mlctl.loadtest.target import Address
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0

@@ -12,11 +12,11 @@ import grpc
 import httpx
 from pydantic import ValidationError
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Signature
-from loadtest.grpc_load import open_channel
-from services.protocol.messages import SERVICE, methods
-from services.protocol.wire import invalid
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Signature
+from mlctl.loadtest.grpc_load import open_channel
+from mlctl.services.protocol.messages import SERVICE, methods
+from mlctl.services.protocol.wire import invalid
 
 _TIMEOUT_SECONDS = 10.0
 _ROWS, _BATCHES = "mlctl_batch_rows_sum", "mlctl_batch_rows_count"

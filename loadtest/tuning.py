@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bundle.manifest import MANIFEST_NAME, parse_manifest
-from loadtest.figures import Figures
-from loadtest.naming import folder_of
-from loadtest.runs import LoadProfile, RequestShape, bench
-from loadtest.server import serving
-from services.runtime.bento_store import BentoInfo
+from mlctl.bundle.manifest import MANIFEST_NAME, parse_manifest
+from mlctl.loadtest.figures import Figures
+from mlctl.loadtest.naming import folder_of
+from mlctl.loadtest.runs import LoadProfile, RequestShape, bench
+from mlctl.loadtest.server import serving
+from mlctl.services.runtime.bento_store import BentoInfo
 
 Settings = Mapping[str, int]
 

@@ -1,33 +1,43 @@
-"""The Python API: what the commands do, for notebooks and pipelines.
+"""From a model in the MLflow registry to traffic in production: `chain`, `Client` and their values.
 
-The functions work with the same registry, Bento store, cache and journal as the commands
-(`MLCTL_HOME`), and raise `MlctlError` with the same codes.
+The packages of mlctl lie at the top of the repository; the links beside this file give them their
+names, `mlctl.services` and so on. Nothing is imported here before it is asked for, because servers
+and the command load this module too.
 """
 
-from pkgutil import extend_path
+from __future__ import annotations
 
-from bundle.errors import ErrorCode, MlctlError
-from mlctl.chain import build, down, optimize, promote, rollback, status, up
-from mlctl.client import Client
-from optimize.goals import Goals
-from optimize.prepare import OptimizeOptions
-from rollout.domain.spec import RolloutSpec
+from importlib import import_module
+from pathlib import Path
+from pkgutil import extend_path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlctl.bundle.errors import ErrorCode, MlctlError
+    from mlctl.client import Client
+    from mlctl.optimize.goals import Goals
+    from mlctl.optimize.prepare import OptimizeOptions
+    from mlctl.rollout.domain.spec import RolloutSpec
+
+__all__ = ["Client", "ErrorCode", "Goals", "MlctlError", "OptimizeOptions", "RolloutSpec"]
+
+_MODULES = {
+    "Client": "client",
+    "ErrorCode": "bundle.errors",
+    "Goals": "optimize.goals",
+    "MlctlError": "bundle.errors",
+    "OptimizeOptions": "optimize.prepare",
+    "RolloutSpec": "rollout.domain.spec",
+}
 
 # protoc puts the stubs of `mlctl client --lang proto` into `mlctl/models` of a folder of yours.
 __path__ = extend_path(__path__, __name__)
+# `bentoml build` at the root of the repository does not follow links.
+if not Path(__file__).with_name("bundle").exists():
+    __path__.append(str(Path(__file__).parent.parent))
 
-__all__ = [
-    "Client",
-    "ErrorCode",
-    "Goals",
-    "MlctlError",
-    "OptimizeOptions",
-    "RolloutSpec",
-    "build",
-    "down",
-    "optimize",
-    "promote",
-    "rollback",
-    "status",
-    "up",
-]
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

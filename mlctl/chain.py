@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimize.goals import Goals
-from optimize.prepare import OptimizeOptions
-from rollout.client import deployments
-from rollout.client.rendering import require_promoted
-from rollout.client.revisions import find_revision
-from rollout.client.traffic import check_promotion
-from rollout.domain.spec import DeploymentSettings, RolloutSpec
-from rollout.journal.records import Deployment, Rollout
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.rollout.client import deployments
+from mlctl.rollout.client.rendering import require_promoted
+from mlctl.rollout.client.revisions import find_revision
+from mlctl.rollout.client.traffic import check_promotion
+from mlctl.rollout.domain.spec import DeploymentSettings, RolloutSpec
+from mlctl.rollout.journal.records import Deployment, Rollout
 
 if TYPE_CHECKING:
-    from bento.packaging import BuiltBento
-    from optimize.pipeline import OptimizeResult
+    from mlctl.bento.packaging import BuiltBento
+    from mlctl.optimize.pipeline import OptimizeResult
 
 __all__ = ["build", "down", "optimize", "promote", "rollback", "status", "up"]
 
@@ -41,9 +41,9 @@ def optimize(
     version (`published.version`, `published.uri`) and the `report` as HTML. Raises NOTHING_PASSED
     if no variant meets `goals`.
     """
-    from optimize.pipeline import optimize as run
-    from optimize.recipes.discovery import select
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.optimize.pipeline import optimize as run
+    from mlctl.optimize.recipes.discovery import select
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     options = options or OptimizeOptions()
     chosen = None if recipes is None else select(recipes, options.target)
@@ -58,8 +58,8 @@ def build(
     The result has its `tag`, `digest` and `path`. Raises MODEL_NOT_FOUND; INVALID_INPUT for several
     models without a `name`.
     """
-    from bento.registered import build_registered, select, split_stages
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.bento.registered import build_registered, select, split_stages
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     catalog = MlflowCatalog()
     stages, maps = split_stages(models, ())

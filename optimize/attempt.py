@@ -19,21 +19,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from bundle.clock import Clock
-from bundle.entries import Entry, Key, hash_key
-from bundle.errors import MlctlError
-from bundle.home import mlctl_home
-from bundle.manifest import MODEL_NAME
-from bundle.os_errors import is_disk_full
-from optimize.cache import fetch_or_build, is_cached, versions
-from optimize.device import RunDevice
-from optimize.events import ProgressListener, Stage, StepEvent, StepStatus
-from optimize.evidence import find_conditions
-from optimize.goals import Goals
-from optimize.judge import QualityMeter, measure_variant, time_variants
-from optimize.proofs.checks import check_graph
-from optimize.proofs.tensorrt_check import check_importable
-from optimize.recipes.base import (
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.entries import Entry, Key, hash_key
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.home import mlctl_home
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.os_errors import is_disk_full
+from mlctl.optimize.cache import fetch_or_build, is_cached, versions
+from mlctl.optimize.device import RunDevice
+from mlctl.optimize.events import ProgressListener, Stage, StepEvent, StepStatus
+from mlctl.optimize.evidence import find_conditions
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.judge import QualityMeter, measure_variant, time_variants
+from mlctl.optimize.proofs.checks import check_graph
+from mlctl.optimize.proofs.tensorrt_check import check_importable
+from mlctl.optimize.recipes.base import (
     DATA_NAME,
     Details,
     NotApplicableError,
@@ -42,10 +42,10 @@ from optimize.recipes.base import (
     Target,
     Workbench,
 )
-from optimize.recipes.generation import GenerationRecipe
-from optimize.recipes.graphs import invalid
-from optimize.source_graph import ExportedModel
-from optimize.time_limit import (
+from mlctl.optimize.recipes.generation import GenerationRecipe
+from mlctl.optimize.recipes.graphs import invalid
+from mlctl.optimize.source_graph import ExportedModel
+from mlctl.optimize.time_limit import (
     OutOfTimeError,
     Pace,
     Seconds,
@@ -53,7 +53,7 @@ from optimize.time_limit import (
     by_promise,
     graph_pace,
 )
-from optimize.variant import (
+from mlctl.optimize.variant import (
     Measured,
     Timings,
     Variant,
@@ -64,9 +64,9 @@ from optimize.variant import (
     save_measured,
     save_timings,
 )
-from registry.names import printable
-from registry.quiet import first_line
-from services.runtime.int8_kernels import fast_kernels_are_exact
+from mlctl.registry.names import printable
+from mlctl.registry.quiet import first_line
+from mlctl.services.runtime.int8_kernels import fast_kernels_are_exact
 
 # To be raised when the same graph would be judged or timed differently.
 MEASURE_VERSION = 6

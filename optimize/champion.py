@@ -7,11 +7,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.goals import Goals
-from optimize.prepare import Prepared
-from registry.catalog import CHAMPION, Catalog
-from registry.names import optimized_name
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.prepare import Prepared
+from mlctl.registry.catalog import CHAMPION, Catalog
+from mlctl.registry.names import optimized_name
 
 EVIDENCE_NAME = "evidence.json"
 

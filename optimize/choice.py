@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from optimize.goals import Goals, Prefer, accuracy_faults, over
-from optimize.metrics.latency import TIE, BatchLatency, Ratio, time_ratio
-from optimize.variant import Measured, Variant
+from mlctl.optimize.goals import Goals, Prefer, accuracy_faults, over
+from mlctl.optimize.metrics.latency import TIE, BatchLatency, Ratio, time_ratio
+from mlctl.optimize.variant import Measured, Variant
 
 BASELINES = ("fp32", "gen-fp32")
 # A request takes twice as long in the server beside the model.

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from bundle.manifest import Axis, InputConstraints
-from bundle.tensors import DYNAMIC, Signature
-from optimize.data import Tensors
-from optimize.source_graph import ExportedModel
-from registry.catalog import ModelFormat
-from services.runtime.run_errors import RunError
-from services.runtime.session import Session, open_session
+from mlctl.bundle.manifest import Axis, InputConstraints
+from mlctl.bundle.tensors import DYNAMIC, Signature
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.source_graph import ExportedModel
+from mlctl.registry.catalog import ModelFormat
+from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.runtime.session import Session, open_session
 
 # Operators whose outputs have the values of their first input.
 _KEEP_VALUES = frozenset(

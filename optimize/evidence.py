@@ -16,18 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bundle.manifest import Evidence
-from optimize.cache import versions
-from optimize.choice import Judged
-from optimize.device import RunDevice
-from optimize.goals import Goals
-from optimize.metrics.perplexity import PERPLEXITY
-from optimize.metrics.scores import Metric
-from optimize.proofs.splits import SplitCheck
-from optimize.source_graph import ExportedModel
-from optimize.variant import Measured
-from registry.catalog import PublishReport
-from services.runtime.int8_kernels import fast_kernels_are_exact
+from mlctl.bundle.manifest import Evidence
+from mlctl.optimize.cache import versions
+from mlctl.optimize.choice import Judged
+from mlctl.optimize.device import RunDevice
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.metrics.perplexity import PERPLEXITY
+from mlctl.optimize.metrics.scores import Metric
+from mlctl.optimize.proofs.splits import SplitCheck
+from mlctl.optimize.source_graph import ExportedModel
+from mlctl.optimize.variant import Measured
+from mlctl.registry.catalog import PublishReport
+from mlctl.services.runtime.int8_kernels import fast_kernels_are_exact
 
 SCHEMA_VERSION = 4
 REPORT_NAME = "report.json"

@@ -3,7 +3,7 @@
 With labels the gate is the drop of the task metric. Outputs that no metric judges must
 stay near the source model's: by centred cosine, relative L2 (a forecast that is scaled keeps its
 cosine) and, where rows can agree, by agreement. Plain cosine is never a gate: see
-`optimize.metrics.parity`.
+`mlctl.optimize.metrics.parity`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.output_kinds import OutputKind, output_kind
-from optimize.data import Tensors
-from optimize.metrics.parity import OutputParity, Parity
-from optimize.metrics.perplexity import PERPLEXITY_NAME
-from optimize.metrics.scores import Metric, MetricResult
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.output_kinds import OutputKind, output_kind
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.metrics.parity import OutputParity, Parity
+from mlctl.optimize.metrics.perplexity import PERPLEXITY_NAME
+from mlctl.optimize.metrics.scores import Metric, MetricResult
 
 # In units of the metric, for metrics where higher is better: accuracy and other shares.
 MAX_ACCURACY_DROP = 0.01

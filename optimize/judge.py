@@ -14,21 +14,21 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.clock import Clock
-from bundle.manifest import MODEL_NAME, Batching
-from optimize.batching import DEFAULT, BatchingOptions
-from optimize.data import Rows, Tensors
-from optimize.device import RunDevice
-from optimize.goals import Goals, accuracy_faults
-from optimize.metrics.latency import measure_interleaved
-from optimize.metrics.parity import Parity, compare, finite
-from optimize.metrics.scores import Metric, MetricResult, compare_metric
-from optimize.proofs.batch_contamination import MAX_ROWS, measure_contamination
-from optimize.recipes.base import DATA_NAME, Details, Quality
-from optimize.variant import Measured, Timings, Variant
-from registry.quiet import first_line
-from services.runtime.scorer import join_rows, split_rows
-from services.runtime.session import Session, open_session
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.manifest import MODEL_NAME, Batching
+from mlctl.optimize.batching import DEFAULT, BatchingOptions
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.device import RunDevice
+from mlctl.optimize.goals import Goals, accuracy_faults
+from mlctl.optimize.metrics.latency import measure_interleaved
+from mlctl.optimize.metrics.parity import Parity, compare, finite
+from mlctl.optimize.metrics.scores import Metric, MetricResult, compare_metric
+from mlctl.optimize.proofs.batch_contamination import MAX_ROWS, measure_contamination
+from mlctl.optimize.recipes.base import DATA_NAME, Details, Quality
+from mlctl.optimize.variant import Measured, Timings, Variant
+from mlctl.registry.quiet import first_line
+from mlctl.services.runtime.scorer import join_rows, split_rows
+from mlctl.services.runtime.session import Session, open_session
 
 # A search on calibration rows may use this share of what the goals allow: it stops just below
 # its limit, and other rows judge afterwards.

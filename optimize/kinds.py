@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from optimize.attempt import Attempt
-from optimize.device import RunDevice
-from optimize.events import ProgressListener
-from optimize.generation.attempt import GenerationAttempt
-from optimize.generation.source import SourceAnswers, prepare_language_model, run_source
-from optimize.goals import Goals
-from optimize.prepare import OptimizeOptions, Prepared, prepare
-from optimize.recipes.base import Recipe
-from optimize.recipes.discovery import select
-from optimize.recipes.generation import GenerationRecipe
-from optimize.source_graph import ExportedModel, export_source
-from registry.catalog import Catalog, SourceModel
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.attempt import Attempt
+from mlctl.optimize.device import RunDevice
+from mlctl.optimize.events import ProgressListener
+from mlctl.optimize.generation.attempt import GenerationAttempt
+from mlctl.optimize.generation.source import SourceAnswers, prepare_language_model, run_source
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.prepare import OptimizeOptions, Prepared, prepare
+from mlctl.optimize.recipes.base import Recipe
+from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.recipes.generation import GenerationRecipe
+from mlctl.optimize.source_graph import ExportedModel, export_source
+from mlctl.registry.catalog import Catalog, SourceModel
 
 
 def prepare_model(

@@ -11,29 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import require_onnxruntime
-from bundle.verify import VerifiedBundle
-from optimize.champion import judged_by_champion
-from optimize.choice import Judged, choose
-from optimize.device import find_device
-from optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
-from optimize.evidence import Conditions, make_report, publish_report
-from optimize.goals import (
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import require_onnxruntime
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.optimize.champion import judged_by_champion
+from mlctl.optimize.choice import Judged, choose
+from mlctl.optimize.device import find_device
+from mlctl.optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
+from mlctl.optimize.evidence import Conditions, make_report, publish_report
+from mlctl.optimize.goals import (
     Goals,
     require_agreement,
     require_fitting_limit,
     require_labels_for,
 )
-from optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
-from optimize.prepare import OptimizeOptions, Prepared
-from optimize.proofs.splits import SplitCheck
-from optimize.recipes.base import Recipe
-from optimize.report import report_html
-from optimize.seal import seal_bundle
-from optimize.source_graph import ExportedModel
-from registry.catalog import Catalog, PublishedModel, SourceModel
+from mlctl.optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
+from mlctl.optimize.prepare import OptimizeOptions, Prepared
+from mlctl.optimize.proofs.splits import SplitCheck
+from mlctl.optimize.recipes.base import Recipe
+from mlctl.optimize.report import report_html
+from mlctl.optimize.seal import seal_bundle
+from mlctl.optimize.source_graph import ExportedModel
+from mlctl.registry.catalog import Catalog, PublishedModel, SourceModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bundle.clock import SystemClock
-from bundle.packages import require_onnxruntime
-from optimize.attempt import Attempt
-from optimize.cache import is_cached
-from optimize.device import RunDevice, find_device
-from optimize.events import Silent
-from optimize.goals import Goals, require_fitting_limit, require_labels_for
-from optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
-from optimize.prepare import OptimizeOptions, Prepared
-from optimize.proofs.reference import load_reference
-from optimize.recipes.base import Recipe, Target
-from optimize.recipes.discovery import discover
-from optimize.recipes.generation import GenerationRecipe
-from optimize.source_graph import export_key
-from optimize.time_limit import Pace, Seconds, measure_pace
-from registry.catalog import Catalog, SourceModel
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.packages import require_onnxruntime
+from mlctl.optimize.attempt import Attempt
+from mlctl.optimize.cache import is_cached
+from mlctl.optimize.device import RunDevice, find_device
+from mlctl.optimize.events import Silent
+from mlctl.optimize.goals import Goals, require_fitting_limit, require_labels_for
+from mlctl.optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
+from mlctl.optimize.prepare import OptimizeOptions, Prepared
+from mlctl.optimize.proofs.reference import load_reference
+from mlctl.optimize.recipes.base import Recipe, Target
+from mlctl.optimize.recipes.discovery import discover
+from mlctl.optimize.recipes.generation import GenerationRecipe
+from mlctl.optimize.source_graph import export_key
+from mlctl.optimize.time_limit import Pace, Seconds, measure_pace
+from mlctl.registry.catalog import Catalog, SourceModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,16 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundle.tensors import NO_MISSING, MissingValues, Signature
-from optimize.batching import DEFAULT, BatchingOptions
-from optimize.data import EvalData, RowLimits, Rows, load_data
-from optimize.data.source import ColumnMap
-from optimize.estimators import with_outputs
-from optimize.metrics.scores import Metric, load_metric, require_labels
-from optimize.recipes.base import Target
-from optimize.text.encoder import read_text_encoder
-from optimize.transforms.transform import SourceTransform, read_transform
-from registry.catalog import ModelFormat, SourceModel
+from mlctl.bundle.tensors import NO_MISSING, MissingValues, Signature
+from mlctl.optimize.batching import DEFAULT, BatchingOptions
+from mlctl.optimize.data import EvalData, RowLimits, Rows, load_data
+from mlctl.optimize.data.source import ColumnMap
+from mlctl.optimize.estimators import with_outputs
+from mlctl.optimize.metrics.scores import Metric, load_metric, require_labels
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.text.encoder import read_text_encoder
+from mlctl.optimize.transforms.transform import SourceTransform, read_transform
+from mlctl.registry.catalog import ModelFormat, SourceModel
 
 DEFAULT_METRIC = "accuracy"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from bundle.entries import LIST_NAME
-from bundle.errors import MlctlError
-from bundle.files import scratch_directory, settle, write_atomic
-from bundle.home import state_dir
-from bundle.manifest import (
+from mlctl.bundle.entries import LIST_NAME
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.files import scratch_directory, settle, write_atomic
+from mlctl.bundle.home import state_dir
+from mlctl.bundle.manifest import (
     EVIDENCE_NAME,
     GENERATION_FOLDER,
     GOLDEN_NAME,
@@ -20,24 +20,24 @@ from bundle.manifest import (
     SourceVersion,
     canonical_json,
 )
-from bundle.manifest import VariantInfo as ManifestVariant
-from bundle.verify import VerifiedBundle, seal, verify
-from optimize.choice import Judged
-from optimize.constraints import find_constraints
-from optimize.device import RunDevice
-from optimize.evidence import OptimizeReport, evidence_document, manifest_evidence
-from optimize.generation.source import SourceAnswers
-from optimize.recipes.base import DATA_NAME
-from optimize.recipes.generation import read_generation
-from optimize.source_graph import ExportedModel
-from optimize.variant import DETAILS_NAME
-from registry.names import bundle_name
-from services.runtime.golden import load_golden, load_golden_features, save_golden
-from services.runtime.padding import LengthPadding
-from services.runtime.scorer import Scorer
-from services.runtime.session import open_session
-from services.runtime.transform import load_transform
-from services.runtime.warmup import check_padding
+from mlctl.bundle.manifest import VariantInfo as ManifestVariant
+from mlctl.bundle.verify import VerifiedBundle, seal, verify
+from mlctl.optimize.choice import Judged
+from mlctl.optimize.constraints import find_constraints
+from mlctl.optimize.device import RunDevice
+from mlctl.optimize.evidence import OptimizeReport, evidence_document, manifest_evidence
+from mlctl.optimize.generation.source import SourceAnswers
+from mlctl.optimize.recipes.base import DATA_NAME
+from mlctl.optimize.recipes.generation import read_generation
+from mlctl.optimize.source_graph import ExportedModel
+from mlctl.optimize.variant import DETAILS_NAME
+from mlctl.registry.names import bundle_name
+from mlctl.services.runtime.golden import load_golden, load_golden_features, save_golden
+from mlctl.services.runtime.padding import LengthPadding
+from mlctl.services.runtime.scorer import Scorer
+from mlctl.services.runtime.session import open_session
+from mlctl.services.runtime.transform import load_transform
+from mlctl.services.runtime.warmup import check_padding
 
 GOLDEN_ROWS = 32
 

@@ -11,28 +11,28 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from bundle.entries import Key, hash_key
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
-from bundle.manifest import MODEL_NAME
-from bundle.tensors import Signature
-from optimize.batching import DEFAULT
-from optimize.cache import fetch_or_build, versions
-from optimize.data import Rows
-from optimize.estimators import EstimatorReference
-from optimize.judge import Baseline, run_rows
-from optimize.prepare import Prepared
-from optimize.proofs.checks import check_finite, check_graph, check_parity, check_source
-from optimize.proofs.export import OPSET
-from optimize.proofs.given_rows import check_given_rows, graph_fails
-from optimize.proofs.independence import is_row_independent
-from optimize.proofs.probing import ProbeResult, probe_model
-from optimize.proofs.reference import Reference, load_reference
-from optimize.proofs.splits import SplitCheck, check_splits, near_splits
-from registry.catalog import ModelFormat
-from services.runtime.golden import load_golden, save_golden
-from services.runtime.run_errors import RunError
-from services.runtime.session import open_session
+from mlctl.bundle.entries import Key, hash_key
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import write_atomic
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.tensors import Signature
+from mlctl.optimize.batching import DEFAULT
+from mlctl.optimize.cache import fetch_or_build, versions
+from mlctl.optimize.data import Rows
+from mlctl.optimize.estimators import EstimatorReference
+from mlctl.optimize.judge import Baseline, run_rows
+from mlctl.optimize.prepare import Prepared
+from mlctl.optimize.proofs.checks import check_finite, check_graph, check_parity, check_source
+from mlctl.optimize.proofs.export import OPSET
+from mlctl.optimize.proofs.given_rows import check_given_rows, graph_fails
+from mlctl.optimize.proofs.independence import is_row_independent
+from mlctl.optimize.proofs.probing import ProbeResult, probe_model
+from mlctl.optimize.proofs.reference import Reference, load_reference
+from mlctl.optimize.proofs.splits import SplitCheck, check_splits, near_splits
+from mlctl.registry.catalog import ModelFormat
+from mlctl.services.runtime.golden import load_golden, save_golden
+from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.runtime.session import open_session
 
 VERSION = 11
 _LIBRARIES = (

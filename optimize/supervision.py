@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from bundle.child_process import describe_exit, end_with_parent, is_crash
-from bundle.errors import ErrorCode, MlctlError
-from optimize.events import ProgressListener, Stage, StepEvent, StepStatus
+from mlctl.bundle.child_process import describe_exit, end_with_parent, is_crash
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.events import ProgressListener, Stage, StepEvent, StepStatus
 
 # TensorRT alone may take an hour for an engine.
 STEP_SECONDS = 7200.0

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from bundle.files import write_atomic
-from bundle.manifest import canonical_json
-from optimize.metrics.latency import BatchLatency
-from optimize.metrics.parity import Parity
-from optimize.metrics.scores import MetricResult
-from optimize.recipes.base import Details, Precision
+from mlctl.bundle.files import write_atomic
+from mlctl.bundle.manifest import canonical_json
+from mlctl.optimize.metrics.latency import BatchLatency
+from mlctl.optimize.metrics.parity import Parity
+from mlctl.optimize.metrics.scores import MetricResult
+from mlctl.optimize.recipes.base import Details, Precision
 
 MEASURED_NAME = "measured.json"
 DETAILS_NAME = "details.json"

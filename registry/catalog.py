@@ -9,17 +9,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from bundle.files import sha256_file
-from bundle.manifest import canonical_json
-from bundle.paths import reject_link
-from bundle.tensors import (
+from mlctl.bundle.files import sha256_file
+from mlctl.bundle.manifest import canonical_json
+from mlctl.bundle.paths import reject_link
+from mlctl.bundle.tensors import (
     NO_MISSING,
     NULLABLE_DATATYPES,
     Datatype,
     MissingValues,
     Signature,
 )
-from bundle.verify import VerifiedBundle
+from mlctl.bundle.verify import VerifiedBundle
 
 CHAMPION = "champion"
 DIGEST_TAG = "mlctl.digest"
@@ -59,7 +59,7 @@ class SourceModel:
     that the inputs are the columns of a table, of which a caller may leave out those in `optional`.
     `generates` says that it is a causal language model: a prompt in, text out.
     The outputs of an estimator follow from the estimator, not from what MLflow
-    recorded: `optimize.estimators` fills them in.
+    recorded: `mlctl.optimize.estimators` fills them in.
     """
 
     name: str

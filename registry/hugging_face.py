@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from registry.catalog import ImportedModel
-from registry.names import ModelRef, parse_new_name, printable
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.registry.catalog import ImportedModel
+from mlctl.registry.names import ModelRef, parse_new_name, printable
 
 TASK = "text-generation"
 SIGNATURE = Signature(

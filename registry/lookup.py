@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from registry.catalog import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.registry.catalog import (
     CHAMPION,
     DIGEST_TAG,
     RECIPE_TAG,
@@ -20,8 +20,8 @@ from registry.catalog import (
     PublishedModel,
     Selection,
 )
-from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, printable, suggestion
-from registry.tracking import missing_model_hint, registry_address
+from mlctl.registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, printable, suggestion
+from mlctl.registry.tracking import missing_model_hint, registry_address
 
 _PAGE = 100
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -1,4 +1,4 @@
-"""MLflow as the model registry: implements the protocols of `registry.catalog`.
+"""MLflow as the model registry: implements the protocols of `mlctl.registry.catalog`.
 
 Every artifact is copied out of the registry before it is read; a bundle is returned
 only after its digest was verified against the registry's tag.
@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import exclusive, settle
-from bundle.home import state_dir
-from bundle.paths import check_relative
-from bundle.verify import VerifiedBundle, verify
-from registry import lookup
-from registry.catalog import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import exclusive, settle
+from mlctl.bundle.home import state_dir
+from mlctl.bundle.paths import check_relative
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.registry import lookup
+from mlctl.registry.catalog import (
     CHAMPION,
     ImportedModel,
     ModelFormat,
@@ -27,13 +27,13 @@ from registry.catalog import (
     SourceModel,
     artifacts_sha256,
 )
-from registry.hugging_face import TextModelFolder, register_folder
-from registry.mlmodel import read_mlmodel
-from registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, parse_ref
-from registry.onnx_import import OnnxImport, register
-from registry.publish import BUNDLE_ARTIFACT, publish_bundle
-from registry.quiet import quiet
-from registry.tracking import configure_tracking, registry_errors
+from mlctl.registry.hugging_face import TextModelFolder, register_folder
+from mlctl.registry.mlmodel import read_mlmodel
+from mlctl.registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, parse_ref
+from mlctl.registry.onnx_import import OnnxImport, register
+from mlctl.registry.publish import BUNDLE_ARTIFACT, publish_bundle
+from mlctl.registry.quiet import quiet
+from mlctl.registry.tracking import configure_tracking, registry_errors
 
 # How to log a model again so that loading it runs no code.
 _OR_ALLOW = ", or, if you trust its author, pass --allow-pickle (the manifest records it)."

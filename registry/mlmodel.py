@@ -14,13 +14,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.paths import resolve_inside
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from registry import hugging_face
-from registry.catalog import ModelFormat
-from registry.names import printable
-from registry.quiet import first_line
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.paths import resolve_inside
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.registry import hugging_face
+from mlctl.registry.catalog import ModelFormat
+from mlctl.registry.names import printable
+from mlctl.registry.quiet import first_line
 
 _PT2_FILE = "model.pt2"
 _SKOPS = "skops"

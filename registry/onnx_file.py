@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from registry.names import printable
-from registry.quiet import first_line
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.registry.names import printable
+from mlctl.registry.quiet import first_line
 
 Shape = tuple[int, ...]
 

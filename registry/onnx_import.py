@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Signature
-from registry.catalog import ImportedModel
-from registry.mlmodel import check_signature
-from registry.names import ModelRef, parse_new_name, printable
-from registry.onnx_file import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Signature
+from mlctl.registry.catalog import ImportedModel
+from mlctl.registry.mlmodel import check_signature
+from mlctl.registry.names import ModelRef, parse_new_name, printable
+from mlctl.registry.onnx_file import (
     Shape,
     declare_shapes,
     fix_inputs,
     graph_signature,
     load_graph,
 )
-from registry.publish import log_onnx
+from mlctl.registry.publish import log_onnx
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bundle.files import write_atomic
-from bundle.home import state_dir
-from bundle.manifest import MODEL_NAME
-from bundle.packages import RUNTIMES, installed_version
-from bundle.paths import check_relative
-from bundle.tensors import Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from registry.catalog import (
+from mlctl.bundle.files import write_atomic
+from mlctl.bundle.home import state_dir
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.packages import RUNTIMES, installed_version
+from mlctl.bundle.paths import check_relative
+from mlctl.bundle.tensors import Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.registry.catalog import (
     DIGEST_TAG,
     RECIPE_TAG,
     SOURCE_URI_TAG,
@@ -29,9 +29,9 @@ from registry.catalog import (
     PublishReport,
     SourceModel,
 )
-from registry.lookup import as_published, find_digest
-from registry.names import optimized_name
-from registry.tracking import EXPERIMENT
+from mlctl.registry.lookup import as_published, find_digest
+from mlctl.registry.names import optimized_name
+from mlctl.registry.tracking import EXPERIMENT
 
 BUNDLE_ARTIFACT = "bundle"
 PUBLISHER_TAG = "mlctl.publisher"

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.names import printable
-from registry.quiet import quiet
-from registry.tracking import configure_tracking, registry_errors
+from mlctl.registry.names import printable
+from mlctl.registry.quiet import quiet
+from mlctl.registry.tracking import configure_tracking, registry_errors
 
 EXPERIMENT = "mlctl-rollouts"
 KEY_TAG = "mlctl.rollout_key"

@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import exclusive
-from bundle.home import mlctl_home, state_dir
-from bundle.os_errors import is_disk_full
-from registry.names import printable
-from registry.quiet import first_line, quiet
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import exclusive
+from mlctl.bundle.home import mlctl_home, state_dir
+from mlctl.bundle.os_errors import is_disk_full
+from mlctl.registry.names import printable
+from mlctl.registry.quiet import first_line, quiet
 
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 PICKLE_VARIABLE = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"

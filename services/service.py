@@ -10,25 +10,25 @@ import os
 import sys
 from typing import Any
 
-from bundle.errors import MlctlError
-from bundle.garbage import rare_collection
-from bundle.variables import unknown_variables
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.garbage import rare_collection
+from mlctl.bundle.variables import unknown_variables
 
 
 def _build() -> Any:
-    from services.online.server.service_bundle import find_trusted_bundles
-    from services.online.server.workers import is_worker, join_server, listen_alone
-    from services.online.settings import load_settings
+    from mlctl.services.online.server.service_bundle import find_trusted_bundles
+    from mlctl.services.online.server.workers import is_worker, join_server, listen_alone
+    from mlctl.services.online.settings import load_settings
 
     settings = load_settings()
     if not is_worker():
-        from services.online.server.declared import declare_service
+        from mlctl.services.online.server.declared import declare_service
 
         for sentence in unknown_variables(os.environ, type(settings).model_fields):
             print(f"Warning: {sentence}", file=sys.stderr, flush=True)
         return declare_service(find_trusted_bundles(settings), settings)
-    from services.online.server.patches import inherited_listener
-    from services.online.server.seam import build_service
+    from mlctl.services.online.server.patches import inherited_listener
+    from mlctl.services.online.server.seam import build_service
 
     join_server(settings)
     if settings.workers > 1:
@@ -40,7 +40,7 @@ try:
     with rare_collection():  # `_build` imports all of a server
         service = _build()
 except Exception as error:
-    from services.online.server.workers import explain, stop_supervisor
+    from mlctl.services.online.server.workers import explain, stop_supervisor
 
     print(explain(error), file=sys.stderr, flush=True)
     stop_supervisor(error)  # it would start a worker that cannot be imported again and again

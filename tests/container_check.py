@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bento.packaging import build_bento
+from mlctl.bento.packaging import build_bento
 from tests.support.bundles import expected, make_bundle
 from tests.support.image import open_folder, run_image, served, tree_of, unpack_context
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _mlctl(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "cli.main", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "mlctl.cli.main", *arguments], check=True)
 
 
 def _install(context: Path, venv: Path) -> Path:

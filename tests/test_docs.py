@@ -20,13 +20,13 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from bundle.variables import OTHER_VARIABLES
-from cli.main import cli
-from cli.runners.image import image
 from docs.diagrams import batching_svg, chain_svg
 from docs.generate import filled, rollout_schema_text, settings_table
 from docs.run import RUNNABLE, unexplained_blocks
-from services.online.settings import ServerSettings
+from mlctl.bundle.variables import OTHER_VARIABLES
+from mlctl.cli.main import cli
+from mlctl.cli.runners.image import image
+from mlctl.services.online.settings import ServerSettings
 from tests.test_architecture import PACKAGES, ROOT, sources
 
 DOCUMENTS = sorted(

@@ -53,7 +53,7 @@ def command_of(engine: str, python: str, folder: Path, batch: int, threads: int)
     """What runs `engine` over the rows in `folder`, into its `out`."""
     rows, out, model = folder / "rows.parquet", folder / "out", folder / "model"
     if engine == "ours":
-        code = "from cli.main import main; main()"
+        code = "from mlctl.cli.main import main; main()"
         run = ["batch", "run", str(model), "--in", str(rows), "--out", str(out), "--keep", "id"]
         return [sys.executable, "-c", code, *run, "--threads", str(threads)]
     script = str(Path(__file__).with_name("engines.py"))

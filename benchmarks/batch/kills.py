@@ -27,14 +27,14 @@ from pyarrow import dataset, parquet
 
 from benchmarks.result import BenchmarkResult
 from benchmarks.workloads import make_workload
-from bundle.errors import MlctlError
-from bundle.manifest import MODEL_NAME
-from bundle.verify import verify
-from services.batch.job import BatchConfig, run_job
-from services.batch.local_executor import local_executor
-from services.batch.run import RunControl
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.verify import verify
+from mlctl.services.batch.job import BatchConfig, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.run import RunControl
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
 from tests.support.batch_kill import Killer
 from tests.support.postgres import PostgresServer
 from tests.support.s3 import s3_client, s3_environment, s3_server

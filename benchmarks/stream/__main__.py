@@ -24,10 +24,10 @@ from rich.table import Table
 from benchmarks.stream.brokers import SCHEMES, Broker, broker, fill, values
 from benchmarks.stream.engines import Spec
 from benchmarks.workloads import make_workload
-from bundle.clock import SystemClock
-from services.stream.answer_headers import SOURCE
-from services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
-from services.stream.transports import transport_of
+from mlctl.bundle.clock import SystemClock
+from mlctl.services.stream.answer_headers import SOURCE
+from mlctl.services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
+from mlctl.services.stream.transports import transport_of
 from tests.support.wait import wait_until
 
 _STEPS = 50

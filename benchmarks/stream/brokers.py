@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from services.stream.base import ConnectionRequest, Outgoing, StreamUrl
-from services.stream.transports import transport_of
+from mlctl.services.stream.base import ConnectionRequest, Outgoing, StreamUrl
+from mlctl.services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 
 SCHEMES = ("sqlite", "kafka", "redis")

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bundle.garbage import rare_collection
-from services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
-from services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
+from mlctl.bundle.garbage import rare_collection
+from mlctl.services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
+from mlctl.services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
 
 _SHARED = ((DIGEST, b"d" * 64), (MODEL, b"bench"), (STAGES, b"decode=0.00 score=0.00 encode=0.00"))
 
@@ -67,12 +67,12 @@ class CommitMeter:
 
 def ours(spec: Spec, meter: CommitMeter) -> None:
     """`mlctl stream run`, without its terminal."""
-    from bundle.verify import verify
-    from services.stream.batching import BatchGoals
-    from services.stream.engine import RunSettings
-    from services.stream.events import StreamEvent
-    from services.stream.payloads import PayloadRequest
-    from services.stream.run import StreamConfig, run_stream
+    from mlctl.bundle.verify import verify
+    from mlctl.services.stream.batching import BatchGoals
+    from mlctl.services.stream.engine import RunSettings
+    from mlctl.services.stream.events import StreamEvent
+    from mlctl.services.stream.payloads import PayloadRequest
+    from mlctl.services.stream.run import StreamConfig, run_stream
 
     def watch(event: StreamEvent) -> None:
         if event.batch is not None:
@@ -86,7 +86,7 @@ def ours(spec: Spec, meter: CommitMeter) -> None:
 
 def link(spec: Spec, meter: CommitMeter) -> None:
     """Our own transport without engine and model."""
-    from services.stream.transports.bridge import connect
+    from mlctl.services.stream.transports.bridge import connect
 
     done = 0
     with connect(spec.request()) as opened:

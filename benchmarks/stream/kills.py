@@ -21,13 +21,13 @@ from pathlib import Path
 import orjson
 
 from benchmarks.result import BenchmarkResult
-from bundle.verify import verify
-from services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
-from services.stream.batching import BatchGoals
-from services.stream.engine import RunSettings
-from services.stream.payloads import PayloadRequest
-from services.stream.run import StreamConfig, run_stream
-from services.stream.transports import transport_of
+from mlctl.bundle.verify import verify
+from mlctl.services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
+from mlctl.services.stream.batching import BatchGoals
+from mlctl.services.stream.engine import RunSettings
+from mlctl.services.stream.payloads import PayloadRequest
+from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 from tests.support.bundles import make_bundle
 from tests.support.tansu import committed_values, create_topics, tansu_broker
@@ -42,7 +42,7 @@ _PARTITIONS = 2
 _PRELOADED = [
     __name__,
     "onnxruntime",
-    *(f"services.stream.transports.{name}" for name in ("kafka", "redis", "sqlite")),
+    *(f"mlctl.services.stream.transports.{name}" for name in ("kafka", "redis", "sqlite")),
 ]
 # A run that joins waits for the session timeout of one that was killed.
 _TANSU = "session.timeout.ms=1500&heartbeat.interval.ms=300&transaction.timeout.ms=3000"

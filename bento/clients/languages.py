@@ -13,15 +13,15 @@ from types import MappingProxyType
 
 from jinja2 import Environment
 
-from bento.templates import environment
-from bundle import __version__
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
-from bundle.paths import check_relative
-from bundle.tensors import DYNAMIC, Datatype
-from services.online.grpc.typed.layout import DIGEST, FIRST, Field, lay_out
-from services.online.openapi.document import document, to_text
-from services.online.openapi.model import ApiModel, ApiTensor
+from mlctl.bento.templates import environment
+from mlctl.bundle import __version__
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import write_atomic
+from mlctl.bundle.paths import check_relative
+from mlctl.bundle.tensors import DYNAMIC, Datatype
+from mlctl.services.online.grpc.typed.layout import DIGEST, FIRST, Field, lay_out
+from mlctl.services.online.openapi.document import document, to_text
+from mlctl.services.online.openapi.model import ApiModel, ApiTensor
 
 Files = Mapping[str, str | bytes]
 """The content of each file by its path relative to the output folder, with `/` between parts."""
@@ -60,7 +60,7 @@ def python_files(model: ApiModel) -> Files:
         f"{package}/__init__.py": _PYTHON.get_template("client.py.j2").render(values),
         f"{package}/grpc.py": _PYTHON.get_template("grpc.py.j2").render(values),
         f"{package}/py.typed": "",
-        f"{package}/v2.binpb": files("services.protocol").joinpath("v2.binpb").read_bytes(),
+        f"{package}/v2.binpb": files("mlctl.services.protocol").joinpath("v2.binpb").read_bytes(),
     }
 
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from bento.containers import health
-from bento.containers.containerfile import Image, base_labels, containerfile
-from bento.containers.lock import Lock, Platform
-from bento.containers.resolve import python_version
-from bento.containers.sbom import sbom_of
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import scratch_directory
-from services.runtime.bento_layout import BentoContents, read_contents
-from services.runtime.bento_store import DIGEST_LABEL, BentoInfo
+from mlctl.bento.containers import health
+from mlctl.bento.containers.containerfile import Image, base_labels, containerfile
+from mlctl.bento.containers.lock import Lock, Platform
+from mlctl.bento.containers.resolve import python_version
+from mlctl.bento.containers.sbom import sbom_of
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import scratch_directory
+from mlctl.services.runtime.bento_layout import BentoContents, read_contents
+from mlctl.services.runtime.bento_store import DIGEST_LABEL, BentoInfo
 
 CONTAINERFILE = "Containerfile"
 LOCK_NAME = "requirements.lock"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bento.templates import environment
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bento.templates import environment
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 HTTP_PORT = 3000
 GRPC_PORT = 3001

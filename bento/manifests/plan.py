@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from bento.containers.containerfile import GRPC_PORT, HTTP_PORT
-from bento.manifests.resources import Resources
-from bundle.errors import ErrorCode, MlctlError
-from services.online.settings import ServerSettings
+from mlctl.bento.containers.containerfile import GRPC_PORT, HTTP_PORT
+from mlctl.bento.manifests.resources import Resources
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.settings import ServerSettings
 
 TOKEN_FOLDER = "/etc/mlctl/token"  # noqa: S105 - a folder
 TOKEN_KEY = "tokens"  # noqa: S105 - a file in it

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from bento.manifests.plan import (
+from mlctl.bento.manifests.plan import (
     NetworkAccess,
     ObjectsPlan,
     Scaling,
@@ -19,9 +19,9 @@ from bento.manifests.plan import (
     require_label,
     require_no_password,
 )
-from bundle.errors import ERROR_TABLE, ErrorCode
-from services.batch.locations import scheme_of
-from services.stream.base import StreamUrl
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
+from mlctl.services.batch.locations import scheme_of
+from mlctl.services.stream.base import StreamUrl
 
 # The folder of the PersistentVolumeClaim.
 DATA_FOLDER = "/data"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bento.manifests.plan import ManifestModel
-from bento.manifests.resources import Resources, estimate, read_bench
-from services.runtime.bento_layout import BentoContents, read_contents
-from services.runtime.bento_store import BentoInfo
+from mlctl.bento.manifests.plan import ManifestModel
+from mlctl.bento.manifests.resources import Resources, estimate, read_bench
+from mlctl.services.runtime.bento_layout import BentoContents, read_contents
+from mlctl.services.runtime.bento_store import BentoInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from bento.containers.containerfile import GRPC_PORT, HTTP_PORT, USER
-from bento.manifests.plan import (
+from mlctl.bento.containers.containerfile import GRPC_PORT, HTTP_PORT, USER
+from mlctl.bento.manifests.plan import (
     METRICS_KEY,
     TOKEN_FOLDER,
     TOKEN_KEY,
@@ -19,17 +19,17 @@ from bento.manifests.plan import (
     ManifestPlan,
     ManifestSlot,
 )
-from bento.manifests.resources import SCRATCH_MIB
-from bento.manifests.runner_plan import (
+from mlctl.bento.manifests.resources import SCRATCH_MIB
+from mlctl.bento.manifests.runner_plan import (
     DATA_FOLDER,
     FINAL_EXIT_CODES,
     INTERRUPTED,
     RunnerPlan,
 )
-from bento.manifests.yaml_values import yaml_value
-from bento.templates import environment
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
+from mlctl.bento.manifests.yaml_values import yaml_value
+from mlctl.bento.templates import environment
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import write_atomic
 
 _FOLDER = Path(__file__).with_name("templates")
 _TEMPLATES = environment(_FOLDER, yaml_value)

@@ -15,13 +15,19 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import scratch_directory, write_atomic
-from bundle.home import bento_home
-from bundle.manifest import FileEntry, Name, Sha256, canonical_json
-from bundle.verify import check_files, describe_file, walk
-from services.runtime.bento_layout import read_contents
-from services.runtime.bento_store import CONTENT_LABEL, DIGEST_LABEL, LATEST, BentoInfo, read_bento
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import scratch_directory, write_atomic
+from mlctl.bundle.home import bento_home
+from mlctl.bundle.manifest import FileEntry, Name, Sha256, canonical_json
+from mlctl.bundle.verify import check_files, describe_file, walk
+from mlctl.services.runtime.bento_layout import read_contents
+from mlctl.services.runtime.bento_store import (
+    CONTENT_LABEL,
+    DIGEST_LABEL,
+    LATEST,
+    BentoInfo,
+    read_bento,
+)
 
 MAX_LISTING_BYTES = 8 << 20
 # Bytecode that a server wrote when it ran from the store.

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from bento.transfer.archive import MAX_LISTING_BYTES, Listing, check_room, parse_listing
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import exclusive, sha256_file, write_atomic
-from bundle.paths import resolve_inside
-from services.runtime.bento_store import BentoInfo
+from mlctl.bento.transfer.archive import MAX_LISTING_BYTES, Listing, check_room, parse_listing
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import exclusive, sha256_file, write_atomic
+from mlctl.bundle.paths import resolve_inside
+from mlctl.services.runtime.bento_store import BentoInfo
 
 ARTIFACT_TYPE = "application/vnd.mlctl.bento.v1"
 CONFIG_TYPE = "application/vnd.mlctl.bento.listing.v1+json"

@@ -8,14 +8,14 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bento.transfer.archive import import_bento, incoming, list_files
-from bento.transfer.oci import read_layout, write_layout
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.bento_store import BentoInfo, find_bento
+from mlctl.bento.transfer.archive import import_bento, incoming, list_files
+from mlctl.bento.transfer.oci import read_layout, write_layout
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.bento_store import BentoInfo, find_bento
 
 if TYPE_CHECKING:
-    from registry.catalog import PublishedModel
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.catalog import PublishedModel
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
 # The folder of a run's artifacts that holds the Bentos of its bundle.
 _RUN_FOLDER = "bentos"
@@ -124,7 +124,7 @@ def pull_oci(folder: Path, tag: str | None, *, force: bool = False) -> BentoInfo
 
 
 def _fetch_from_mlflow(source: TransferTarget, folder: Path) -> Path:
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     catalog = MlflowCatalog()
     published = catalog.find_optimized(source.location)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import Duration, option, parse_options, takes
-from cli.output import CommandOutput, counted, reporting
-from cli.progress import clock_time, only_results_on_stdout
-from cli.runners.batch import run_batch
-from cli.runners.batch_options import BatchInput, BatchOptions
+from mlctl.cli.options import Duration, option, parse_options, takes
+from mlctl.cli.output import CommandOutput, counted, reporting
+from mlctl.cli.progress import clock_time, only_results_on_stdout
+from mlctl.cli.runners.batch import run_batch
+from mlctl.cli.runners.batch_options import BatchInput, BatchOptions
 
 if TYPE_CHECKING:
-    from services.batch.estimate import CostEstimate
+    from mlctl.services.batch.estimate import CostEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def run(output: CommandOutput, /, bento: str, options: BatchOptions) -> None:
     Example:
       mlctl batch run digits --in rows.parquet --out scores/ --keep id
     """
-    from services.runtime.scorable import find_scorable
+    from mlctl.services.runtime.scorable import find_scorable
 
     run_batch(output, partial(find_scorable, bento), options)
 
@@ -65,10 +65,10 @@ def estimate(output: CommandOutput, /, bento: str, options: EstimateOptions) -> 
     Scores random units for about --duration into a temporary folder, and assumes that the other
     rows take as long.
     """
-    from services.batch.estimate import estimate as predict
-    from services.batch.job import BatchConfig, column_list
-    from services.batch.sources import open_source
-    from services.runtime.scorable import find_scorable
+    from mlctl.services.batch.estimate import estimate as predict
+    from mlctl.services.batch.job import BatchConfig, column_list
+    from mlctl.services.batch.sources import open_source
+    from mlctl.services.runtime.scorable import find_scorable
 
     model = find_scorable(bento)
     config = BatchConfig(

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import Duration, option, takes
-from cli.output import CommandOutput, reporting
-from cli.progress import interruptible
+from mlctl.cli.options import Duration, option, takes
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.progress import interruptible
 
 if TYPE_CHECKING:
-    from loadtest.figures import Figures
-    from loadtest.runs import LoadProfile, MeasuredServer, RequestShape
-    from loadtest.tuning import Tuned
+    from mlctl.loadtest.figures import Figures
+    from mlctl.loadtest.runs import LoadProfile, MeasuredServer, RequestShape
+    from mlctl.loadtest.tuning import Tuned
 
 _NONE = "-"
 _STAGES = {
@@ -105,7 +105,7 @@ def bench(output: CommandOutput, /, target: str, options: BenchOptions) -> None:
     Example:
       mlctl bench http://127.0.0.1:3000 --clients 1,16 --duration 10s
     """
-    from loadtest.runs import LoadProfile, Protocols, RequestShape
+    from mlctl.loadtest.runs import LoadProfile, Protocols, RequestShape
 
     target, model = _named(target, options.model)
     _check(target, options)
@@ -130,7 +130,7 @@ def bench(output: CommandOutput, /, target: str, options: BenchOptions) -> None:
 
 def _named(target: str, option: str | None) -> tuple[str, str | None]:
     """Split the argument into what to measure, and its model."""
-    from loadtest.naming import split_target
+    from mlctl.loadtest.naming import split_target
 
     target, model = split_target(target)
     if model is not None and option not in (None, model):
@@ -140,8 +140,8 @@ def _named(target: str, option: str | None) -> tuple[str, str | None]:
 
 def _known(target: str, model: str | None) -> str | None:
     """Return the model's name in a Bento; a server lists its own models."""
-    from loadtest.naming import resolve_model
-    from services.runtime.bento_store import find_bento
+    from mlctl.loadtest.naming import resolve_model
+    from mlctl.services.runtime.bento_store import find_bento
 
     return model if "://" in target else resolve_model(find_bento(target).source, model)
 
@@ -161,9 +161,9 @@ def _check(target: str, options: BenchOptions) -> None:
 
 
 def _data(target: str, data: str | None, model: str | None) -> str | Path | None:
-    from bundle.manifest import GOLDEN_NAME
-    from loadtest.naming import folder_of
-    from services.runtime.bento_store import find_bento
+    from mlctl.bundle.manifest import GOLDEN_NAME
+    from mlctl.loadtest.naming import folder_of
+    from mlctl.services.runtime.bento_store import find_bento
 
     if data == "golden":
         return folder_of(find_bento(target).source, model) / GOLDEN_NAME
@@ -171,7 +171,7 @@ def _data(target: str, data: str | None, model: str | None) -> str | Path | None
 
 
 def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadProfile) -> None:
-    from loadtest.runs import bench as run
+    from mlctl.loadtest.runs import bench as run
 
     with _served(output, target, shape) as served, output.working() as report:
 
@@ -192,11 +192,11 @@ def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadPr
 def _served(
     output: CommandOutput, target: str, shape: RequestShape
 ) -> AbstractContextManager[MeasuredServer]:
-    from bundle.tokens import token_of
-    from loadtest.runs import MeasuredServer
-    from loadtest.server import serving
-    from loadtest.target import parse_url
-    from services.runtime.bento_store import find_bento
+    from mlctl.bundle.tokens import token_of
+    from mlctl.loadtest.runs import MeasuredServer
+    from mlctl.loadtest.server import serving
+    from mlctl.loadtest.target import parse_url
+    from mlctl.services.runtime.bento_store import find_bento
 
     if "://" in target:
         address = parse_url(target, token_of(os.environ))
@@ -207,8 +207,8 @@ def _served(
 
 
 def _cold(output: CommandOutput, target: str, shape: RequestShape, count: int) -> None:
-    from loadtest.cold import ColdStart, as_document, cold_starts, summary
-    from services.runtime.bento_store import find_bento
+    from mlctl.loadtest.cold import ColdStart, as_document, cold_starts, summary
+    from mlctl.services.runtime.bento_store import find_bento
 
     tag = find_bento(target).tag
     starts: list[ColdStart] = []
@@ -235,8 +235,8 @@ def _tune(
     max_p99_ms: float,
     write: Path | None,
 ) -> None:
-    from loadtest.tuning import tune
-    from services.runtime.bento_store import find_bento
+    from mlctl.loadtest.tuning import tune
+    from mlctl.services.runtime.bento_store import find_bento
 
     found = find_bento(target)
     with output.working() as report:

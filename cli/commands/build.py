@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from bento.packaging import BuiltBento
-    from bento.registered import PackedModel
-    from bento.transfer.push import Pushed
-    from registry.catalog import Selection
+    from mlctl.bento.packaging import BuiltBento
+    from mlctl.bento.registered import PackedModel
+    from mlctl.bento.transfer.push import Pushed
+    from mlctl.registry.catalog import Selection
 
 
 @click.command()
@@ -66,11 +66,11 @@ def build(
     A+B is a pipeline, served as one more model under the Bento's name: outputs of A feed
     inputs of B.
     """
-    from bento.registered import build_registered, runtime_hint, select, split_stages
-    from bento.transfer.push import parse_target
-    from bento.transfer.push import push as push_bento
-    from registry.mlflow_catalog import MlflowCatalog
-    from services.runtime.requirements import RuntimeFlavor
+    from mlctl.bento.registered import build_registered, runtime_hint, select, split_stages
+    from mlctl.bento.transfer.push import parse_target
+    from mlctl.bento.transfer.push import push as push_bento
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
+    from mlctl.services.runtime.requirements import RuntimeFlavor
 
     target = None if push is None else parse_target(push)
     catalog = MlflowCatalog()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import Duration
-from cli.output import CommandOutput, reporting
+from mlctl.cli.options import Duration
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from doctor.caches import CacheSize
+    from mlctl.doctor.caches import CacheSize
 
 
 @click.group()
@@ -26,7 +26,7 @@ def cache() -> None:
 @reporting
 def list_(output: CommandOutput) -> None:
     """List the caches with their sizes."""
-    from doctor.caches import cache_sizes
+    from mlctl.doctor.caches import cache_sizes
 
     _show(output, cache_sizes())
 
@@ -42,8 +42,8 @@ def list_(output: CommandOutput) -> None:
 @reporting
 def prune(output: CommandOutput, unused_seconds: float) -> None:
     """Remove entries that were not used for a while."""
-    from bundle.clock import SystemClock
-    from doctor.caches import prune as prune_caches
+    from mlctl.bundle.clock import SystemClock
+    from mlctl.doctor.caches import prune as prune_caches
 
     removed = prune_caches(unused_seconds, SystemClock().wall())
     _show(output, removed)

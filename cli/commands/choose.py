@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from cli.options import Duration
-from cli.output import CommandOutput, reporting
+from mlctl.cli.options import Duration
+from mlctl.cli.output import CommandOutput, reporting
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 
@@ -58,7 +58,13 @@ def choose(
       mlctl choose --used-by requests --rows-per-day 2e6 --max-p99-ms 50
       mlctl choose --used-by table --rows-per-day 1e8 --max-age 6h
     """
-    from doctor.patterns import Consumer, WorkloadNeeds, choose_pattern, commands, compare_patterns
+    from mlctl.doctor.patterns import (
+        Consumer,
+        WorkloadNeeds,
+        choose_pattern,
+        commands,
+        compare_patterns,
+    )
 
     workload = WorkloadNeeds(
         consumer=Consumer(used_by),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from cli.output import CommandOutput, counted, reporting
+from mlctl.cli.output import CommandOutput, counted, reporting
 
-# Those of bento.clients.languages, which would load numpy for --help.
+# Those of mlctl.bento.clients.languages, which would load numpy for --help.
 LANGUAGES = ("python", "typescript", "proto", "openapi")
 
 
@@ -39,9 +39,9 @@ def client(
     URL of a running server (with MLCTL_TOKEN as its token). BENTO/NAME and URL/NAME name one of
     several models. The same model always gives the same files.
     """
-    from bento.clients.languages import GENERATORS, write_files
-    from bento.clients.source import find_source
-    from bundle.tokens import token_of
+    from mlctl.bento.clients.languages import GENERATORS, write_files
+    from mlctl.bento.clients.source import find_source
+    from mlctl.bundle.tokens import token_of
 
     found = find_source(model, token_of(os.environ))
     folder = folder or Path(f"{found.name}-{language}")

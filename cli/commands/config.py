@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from cli.config_file import CONFIG_NAME, ConfigFile, given_options
-from cli.output import CommandOutput, reporting
+from mlctl.cli.config_file import CONFIG_NAME, ConfigFile, given_options
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ def _group(root: click.Context) -> click.Group:
 
 
 def _settings(file: ConfigFile | None) -> Iterator[ConfigEntry]:
-    from bundle.variables import PREFIX, shown_value
-    from services.online.settings import ServerSettings
+    from mlctl.bundle.variables import PREFIX, shown_value
+    from mlctl.services.online.settings import ServerSettings
 
     defaults = {
         PREFIX + name.upper(): info.get_default(call_default_factory=True)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.image_options import EXTRAS_OPTION, LOCK_OPTION, PLATFORM_OPTION
-from cli.options import OUTPUT_FOLDER
-from cli.output import CommandOutput, reporting
+from mlctl.cli.image_options import EXTRAS_OPTION, LOCK_OPTION, PLATFORM_OPTION
+from mlctl.cli.options import OUTPUT_FOLDER
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from bento.containers.container import Engine
+    from mlctl.bento.containers.container import Engine
 
 
 @click.command()
@@ -58,11 +58,11 @@ def containerize(
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses. The context needs no mlctl: any engine builds it.
     """
-    from bento.containers.container import build_image, default_base, write_context
-    from bento.containers.lock import Platform
-    from bento.containers.resolve import lock_for
-    from bundle.home import state_dir
-    from services.runtime.bento_store import find_bento
+    from mlctl.bento.containers.container import build_image, default_base, write_context
+    from mlctl.bento.containers.lock import Platform
+    from mlctl.bento.containers.resolve import lock_for
+    from mlctl.bundle.home import state_dir
+    from mlctl.services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
     target = Platform.of(platform)
@@ -109,7 +109,7 @@ def _print_next_step(
 
 
 def _engine(wanted: str) -> Engine | None:
-    from bento.containers.container import Engine, find_engine
+    from mlctl.bento.containers.container import Engine, find_engine
 
     if wanted == "auto":
         return find_engine()

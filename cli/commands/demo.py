@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import PORT
-from cli.output import CommandOutput, reporting
-from cli.progress import interruptible, uninterrupted
+from mlctl.cli.options import PORT
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.progress import interruptible, uninterrupted
 
 if TYPE_CHECKING:
-    from examples.digits.story import Story, Summary
+    from mlctl.examples.digits.story import Story, Summary
 
 
 class _Narration:
@@ -53,8 +53,8 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     Trains, optimizes, builds, deploys and promotes it, and rolls a bad version back. Needs no
     setup; state is in a temporary folder, which is removed at the end without --keep-running.
     """
-    from bundle.ports import require_free
-    from examples.digits.story import Story
+    from mlctl.bundle.ports import require_free
+    from mlctl.examples.digits.story import Story
 
     if port is not None:
         require_free("127.0.0.1", port)
@@ -87,8 +87,8 @@ def _remove(story: Story) -> None:
 
 
 def _show(output: CommandOutput, summary: Summary) -> None:
-    from cli.variants import models_table
-    from rollout.client.rendering import verdict_text
+    from mlctl.cli.variants import models_table
+    from mlctl.rollout.client.rendering import verdict_text
 
     output.stderr.print()
     models_table(output, summary.variants)

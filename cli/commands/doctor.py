@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from bundle.errors import ERROR_TABLE, ErrorCode
-from cli.output import CommandOutput, reporting
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
+from mlctl.cli.output import CommandOutput, reporting
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -19,7 +19,7 @@ def doctor(output: CommandOutput) -> None:
 
     Exits 7 if a check fails; warnings concern commands that need more packages.
     """
-    from doctor.checks import Severity, run_checks
+    from mlctl.doctor.checks import Severity, run_checks
 
     findings = list(run_checks())
     if output.as_json:

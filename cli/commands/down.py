@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -12,7 +12,7 @@ from cli.output import CommandOutput, reporting
 @reporting
 def down(output: CommandOutput, name: str) -> None:
     """Stop the deployment NAME: its Bentos, its proxy and its daemon. The history stays."""
-    from rollout.client import deployments
+    from mlctl.rollout.client import deployments
 
     deployments.down(name)
     output.result({"name": name, "up": False}, f"{name} is down")

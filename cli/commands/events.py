@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -21,8 +21,8 @@ def events(output: CommandOutput, name: str, *, ticks: bool, follow: bool) -> No
     With --json each line is a document with `seq`, `at` (seconds since 1970), `rollout`, `kind` and
     `body`.
     """
-    from rollout.client import deployments
-    from rollout.client.rendering import event_line
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client.rendering import event_line
 
     try:
         for event in deployments.record(name, ticks=ticks, follow=follow):

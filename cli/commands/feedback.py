@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from rollout.client.feedback import FeedbackReport
+    from mlctl.rollout.client.feedback import FeedbackReport
 
 
 @click.command()
@@ -26,8 +26,8 @@ def feedback(output: CommandOutput, name: str, file: str) -> None:
     has several: .csv, .jsonl or .parquet, or `-` for CSV or JSON lines on standard input. A later
     label of a row replaces an earlier one. A rollout with --min-accuracy is judged by the labels.
     """
-    from rollout.client.feedback import add_feedback
-    from rollout.client.label_file import read_label_stream, read_labels
+    from mlctl.rollout.client.feedback import add_feedback
+    from mlctl.rollout.client.label_file import read_label_stream, read_labels
 
     labels = read_label_stream(sys.stdin) if file == "-" else read_labels(Path(file))
     report = add_feedback(name, labels)
@@ -38,7 +38,7 @@ def feedback(output: CommandOutput, name: str, file: str) -> None:
 
 
 def _show(output: CommandOutput, report: FeedbackReport) -> None:
-    from rollout.client.rendering import accuracy_text
+    from mlctl.rollout.client.rendering import accuracy_text
 
     repeated = f", {report.repeated} were replaced by a later line" if report.repeated else ""
     output.line(

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from cli.options import PORT
-from cli.output import CommandOutput, reporting
+from mlctl.cli.options import PORT
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -48,9 +48,9 @@ def gate(
     POST /flagger/HOOK answers with a status code. The service reads only the --source servers, and
     keeps the counts of each rollout on disk.
     """
-    from bundle.ports import require_free
-    from rollout.gate_service.run import serve
-    from rollout.gate_service.sources import parse_sources
+    from mlctl.bundle.ports import require_free
+    from mlctl.rollout.gate_service.run import serve
+    from mlctl.rollout.gate_service.sources import parse_sources
 
     named = parse_sources(sources)
     require_free(host, port)

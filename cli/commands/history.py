@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from rollout.journal.history import Moment
+    from mlctl.rollout.journal.history import Moment
 
 
 def _moment(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
@@ -40,8 +40,8 @@ def history(output: CommandOutput, name: str, moment: float | None) -> None:
     Each has its final verdict. With --at, show the revision that was live at that time, and the
     candidate's share if a rollout was under way.
     """
-    from rollout.client import deployments
-    from rollout.journal.history import at
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.journal.history import at
 
     if moment is None:
         _show_all(output, name)
@@ -51,11 +51,11 @@ def history(output: CommandOutput, name: str, moment: float | None) -> None:
 
 
 def _show_all(output: CommandOutput, name: str) -> None:
-    from cli.links import run_document
-    from rollout.client import deployments
-    from rollout.client.links import links
-    from rollout.client.rendering import local_time, rollout_document, verdict_text
-    from rollout.journal.history import intervals
+    from mlctl.cli.links import run_document
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client.links import links
+    from mlctl.rollout.client.rendering import local_time, rollout_document, verdict_text
+    from mlctl.rollout.journal.history import intervals
 
     rollouts = deployments.history(name)
     documents = [rollout_document(each) for each in rollouts]
@@ -86,7 +86,7 @@ def _show_all(output: CommandOutput, name: str) -> None:
 
 
 def _show_moment(output: CommandOutput, name: str, moment: Moment) -> None:
-    from rollout.client.rendering import local_time
+    from mlctl.rollout.client.rendering import local_time
 
     live, candidate = moment.live, moment.candidate
     if output.as_json:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -20,7 +20,7 @@ def init(output: CommandOutput, folder: Path) -> None:
     Actions workflow work at once with a small PyTorch model; replace it with yours. FOLDER's name
     becomes the model's name. Existing files are never overwritten.
     """
-    from examples.skeleton.create import create_project
+    from mlctl.examples.skeleton.create import create_project
 
     project = create_project(folder)
     names = [file.relative_to(project.folder).as_posix() for file in project.files]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from rollout.drivers.local.logs import LogLine
+    from mlctl.rollout.drivers.local.logs import LogLine
 
 _POLL_SECONDS = 0.2
 
@@ -38,7 +38,7 @@ def logs(output: CommandOutput, name: str, role: str | None, lines: int, *, foll
 
     With --json each line is a document {"role": ..., "text": ...}.
     """
-    from rollout.drivers.local import logs as files
+    from mlctl.rollout.drivers.local import logs as files
 
     directory = files.directory_of(name)
     wanted = files.roles(directory, role)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from cli.options import OUTPUT_FOLDER, option, takes
-from cli.output import CommandOutput, reporting
+from mlctl.cli.options import OUTPUT_FOLDER, option, takes
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from bento.manifests.plan import ManifestPlan
-    from bento.manifests.runner_plan import RunnerPlan
-    from bento.manifests.targets import TargetOptions
+    from mlctl.bento.manifests.plan import ManifestPlan
+    from mlctl.bento.manifests.runner_plan import RunnerPlan
+    from mlctl.bento.manifests.targets import TargetOptions
 
 _COUNT = click.IntRange(0, 10_000)
 _KUBERNETES = frozenset({"kubernetes"})
@@ -193,8 +193,8 @@ def manifests(
     Only writes files, or prints them without --out: nothing is deployed. The same Bento and options
     always give the same bytes.
     """
-    from bento.manifests.targets import ManifestTarget, RunnerTarget, runner_manifests, write
-    from bento.manifests.targets import manifests as make
+    from mlctl.bento.manifests.targets import ManifestTarget, RunnerTarget, runner_manifests, write
+    from mlctl.bento.manifests.targets import manifests as make
 
     target = options.target
     _check(target, options.runner)
@@ -243,7 +243,7 @@ def _check(target: str, runner: str | None) -> None:
 
 
 def _plan(bento: str, options: ManifestOptions) -> ManifestPlan:
-    from bento.manifests.plan import (
+    from mlctl.bento.manifests.plan import (
         ManifestLayout,
         ManifestPlan,
         ManifestSlot,
@@ -252,8 +252,8 @@ def _plan(bento: str, options: ManifestOptions) -> ManifestPlan:
         name_of,
         settings_of,
     )
-    from bento.manifests.summary import summary_of, workers_of
-    from services.runtime.bento_store import find_bento
+    from mlctl.bento.manifests.summary import summary_of, workers_of
+    from mlctl.services.runtime.bento_store import find_bento
 
     summary = summary_of(find_bento(bento))
     settings = settings_of(options.settings)
@@ -279,12 +279,12 @@ def _plan(bento: str, options: ManifestOptions) -> ManifestPlan:
 def _runner_plan(
     bento: str, runner: str, arguments: tuple[str, ...], options: ManifestOptions
 ) -> RunnerPlan:
-    from bento.manifests import runner_plan
-    from bento.manifests.plan import NetworkAccess, Scaling, name_of, settings_of
-    from bento.manifests.resources import runner_resources
-    from bento.manifests.summary import summary_of
-    from cli.runners.image import image
-    from services.runtime.bento_store import find_bento
+    from mlctl.bento.manifests import runner_plan
+    from mlctl.bento.manifests.plan import NetworkAccess, Scaling, name_of, settings_of
+    from mlctl.bento.manifests.resources import runner_resources
+    from mlctl.bento.manifests.summary import summary_of
+    from mlctl.cli.runners.image import image
+    from mlctl.services.runtime.bento_store import find_bento
 
     # Usage errors after -- are the runner's own.
     run = image.commands[runner].make_context(f"... -- {runner}", list(arguments)).params
@@ -325,7 +325,7 @@ def _runner_plan(
 
 
 def _target_options(options: ManifestOptions) -> TargetOptions:
-    from bento.manifests.targets import Canary, KServeMode, TargetOptions
+    from mlctl.bento.manifests.targets import Canary, KServeMode, TargetOptions
 
     if options.stable_image is not None and options.canary is None:
         raise click.UsageError("--stable-image is for a canary: give --canary")
@@ -334,7 +334,7 @@ def _target_options(options: ManifestOptions) -> TargetOptions:
 
 
 def _warn(output: CommandOutput, plan: ManifestPlan | RunnerPlan, target: str) -> None:
-    from bento.manifests.plan import ManifestPlan
+    from mlctl.bento.manifests.plan import ManifestPlan
 
     if plan.image and "@sha256:" not in plan.image:
         output.note("The image is not named by its digest: what runs can change under its name.")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from registry.catalog import ImportedModel
+    from mlctl.registry.catalog import ImportedModel
 
 
 @click.group(invoke_without_command=True)
@@ -20,8 +20,8 @@ def models(output: CommandOutput) -> None:
     """List the registered models with their aliases, or import one."""
     if click.get_current_context().invoked_subcommand is not None:
         return
-    from registry.mlflow_catalog import MlflowCatalog
-    from registry.tracking import missing_model_hint, registry_address
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.tracking import missing_model_hint, registry_address
 
     rows = MlflowCatalog().list_models()
     if output.as_json:
@@ -84,7 +84,7 @@ def import_(
       mlctl models import cnn.onnx --name cnn --signature image=-1,3,224,224
       mlctl models import llama/ --name llama
     """
-    from registry.hugging_face import ENCODER_SIGNATURE, SIGNATURE
+    from mlctl.registry.hugging_face import ENCODER_SIGNATURE, SIGNATURE
 
     imported = _import(output, path, name, shapes, constants)
     if output.as_json:
@@ -118,17 +118,17 @@ def _import(
     shapes: tuple[str, ...],
     constants: tuple[str, ...],
 ) -> ImportedModel:
-    from bundle.packages import installed_version
-    from registry.hugging_face import TASK, is_text_model, read_folder
-    from registry.mlflow_catalog import MlflowCatalog
-    from registry.onnx_import import read_import
+    from mlctl.bundle.packages import installed_version
+    from mlctl.registry.hugging_face import TASK, is_text_model, read_folder
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.onnx_import import read_import
 
     if is_text_model(path):
         if shapes or constants:
             raise click.UsageError("--signature and --constant are for ONNX files")
         folder = read_folder(path, name)
         if folder.task == TASK and installed_version("transformers") is not None:
-            from optimize.generation.templates import check_chat_template
+            from mlctl.optimize.generation.templates import check_chat_template
 
             check_chat_template(path, path.name)
         with output.working() as show:

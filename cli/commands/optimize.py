@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import check_writable
-from cli.options import OUTPUT_FILE, option, takes
-from cli.output import CommandOutput, reporting
-from cli.progress import interruptible, only_results_on_stdout
-from cli.variants import variants_table
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import check_writable
+from mlctl.cli.options import OUTPUT_FILE, option, takes
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.progress import interruptible, only_results_on_stdout
+from mlctl.cli.variants import variants_table
 
 if TYPE_CHECKING:
-    from optimize.choice import Judged
-    from optimize.events import StepEvent
-    from optimize.goals import Goals
-    from optimize.pipeline import OptimizeResult
-    from optimize.plan import OptimizePlan
-    from optimize.prepare import OptimizeOptions
-    from optimize.recipes.base import Recipe
-    from registry.catalog import Catalog
+    from mlctl.optimize.choice import Judged
+    from mlctl.optimize.events import StepEvent
+    from mlctl.optimize.goals import Goals
+    from mlctl.optimize.pipeline import OptimizeResult
+    from mlctl.optimize.plan import OptimizePlan
+    from mlctl.optimize.prepare import OptimizeOptions
+    from mlctl.optimize.recipes.base import Recipe
+    from mlctl.registry.catalog import Catalog
 
 _EPILOG = """\b
 Examples:
@@ -182,7 +182,7 @@ def optimize(output: CommandOutput, /, model: str, options: OptimizeCommand) -> 
     if options.dry_run:
         _show_plan(output, model, options)
         return
-    from optimize.pipeline import NothingPassedError
+    from mlctl.optimize.pipeline import NothingPassedError
 
     output.note(f"Optimizing {model} ...")
     try:
@@ -215,7 +215,7 @@ def optimize(output: CommandOutput, /, model: str, options: OptimizeCommand) -> 
 
 def _check_paths(data: str, report: Path | None) -> None:
     """Raise what is wrong with the files before minutes of work."""
-    from optimize.user_functions import is_function_name
+    from mlctl.optimize.user_functions import is_function_name
 
     if not is_function_name(data) and not Path(data).exists():
         raise MlctlError(
@@ -243,14 +243,14 @@ class _Arguments(TypedDict):
 
 
 def _arguments(options: OptimizeCommand) -> _Arguments:
-    from optimize.batching import DEFAULT, read_batching_options
-    from optimize.data import RowLimits
-    from optimize.goals import Goals, Prefer
-    from optimize.prepare import OptimizeOptions
-    from optimize.recipes.base import Target
-    from optimize.recipes.discovery import select
-    from registry.mlflow_catalog import MlflowCatalog
-    from services.runtime.tabular.input_columns import parse_map
+    from mlctl.optimize.batching import DEFAULT, read_batching_options
+    from mlctl.optimize.data import RowLimits
+    from mlctl.optimize.goals import Goals, Prefer
+    from mlctl.optimize.prepare import OptimizeOptions
+    from mlctl.optimize.recipes.base import Target
+    from mlctl.optimize.recipes.discovery import select
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
+    from mlctl.services.runtime.tabular.input_columns import parse_map
 
     target, limit = Target(options.device), options.min_accuracy
     names = [name.strip() for each in options.recipes for name in each.split(",") if name.strip()]
@@ -285,8 +285,8 @@ def _arguments(options: OptimizeCommand) -> _Arguments:
 
 
 def _run(output: CommandOutput, model: str, options: OptimizeCommand) -> OptimizeResult:
-    from optimize.pipeline import optimize as run
-    from optimize.supervision import this_process
+    from mlctl.optimize.pipeline import optimize as run
+    from mlctl.optimize.supervision import this_process
 
     arguments = _arguments(options)
     with interruptible(), only_results_on_stdout(), output.working(log=True) as show:
@@ -296,7 +296,7 @@ def _run(output: CommandOutput, model: str, options: OptimizeCommand) -> Optimiz
 
 
 def _show_plan(output: CommandOutput, model: str, options: OptimizeCommand) -> None:
-    from optimize.plan import make_plan
+    from mlctl.optimize.plan import make_plan
 
     arguments = _arguments(options)
     with only_results_on_stdout():
@@ -349,7 +349,7 @@ def _document(result: OptimizeResult) -> dict[str, Any]:
 
 
 def _records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    from optimize.evidence import variant_record
+    from mlctl.optimize.evidence import variant_record
 
     return [variant_record(item) for item in judged]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bundle.errors import ERROR_TABLE, ErrorCode
-from cli.output import CommandOutput, reporting
-from cli.progress import interruptible
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.progress import interruptible
 
 if TYPE_CHECKING:
-    from loadtest.parity.compare import PathComparison
-    from loadtest.parity.run import ParityReport
+    from mlctl.loadtest.parity.compare import PathComparison
+    from mlctl.loadtest.parity.run import ParityReport
 
 
 @click.command()
@@ -31,9 +31,9 @@ def parity(output: CommandOutput, /, bento: str, data: str | None) -> None:
     by bit, elsewhere within the manifest's tolerance. Exits 5 if they are not. BENTO/MODEL names
     one of several models or one stage of a pipeline; by default the first model, or the pipeline.
     """
-    from loadtest.parity.run import run_parity
-    from services.runtime.bento_store import find_bento
-    from services.runtime.scorable import find_scorable
+    from mlctl.loadtest.parity.run import run_parity
+    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.services.runtime.scorable import find_scorable
 
     name, slash, model = bento.partition("/")
     tag = find_bento(name).tag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -17,7 +17,7 @@ def pause(output: CommandOutput, name: str, reason: str) -> None:
     The weights stay and its timers stop. The gates stay active and can still roll it back. Continue
     with `mlctl resume`, or end it with `mlctl rollback`.
     """
-    from cli.operator_commands import send_command
-    from rollout.domain.operator_commands import OperatorCommand
+    from mlctl.cli.operator_commands import send_command
+    from mlctl.rollout.domain.operator_commands import OperatorCommand
 
     send_command(output, name, OperatorCommand.PAUSE, reason)

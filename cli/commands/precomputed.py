@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from services.precomputed.base import StoredGeneration
+    from mlctl.services.precomputed.base import StoredGeneration
 
 
 @click.group()
@@ -27,7 +27,7 @@ def precomputed() -> None:
 @reporting
 def list_(output: CommandOutput) -> None:
     """List all precomputed predictions."""
-    from services.precomputed import manage
+    from mlctl.services.precomputed import manage
 
     found = {name: manage.generations(name) for name in manage.names()}
     if output.as_json:
@@ -48,8 +48,8 @@ def list_(output: CommandOutput) -> None:
 @reporting
 def show(output: CommandOutput, name: str) -> None:
     """Show the generations of NAME: for each model's digest the live and the previous one."""
-    from rollout.client.rendering import local_time
-    from services.precomputed import manage
+    from mlctl.rollout.client.rendering import local_time
+    from mlctl.services.precomputed import manage
 
     found = manage.generations(name)
     if output.as_json:
@@ -68,8 +68,8 @@ def show(output: CommandOutput, name: str) -> None:
 @reporting
 def flip(output: CommandOutput, name: str, generation: int) -> None:
     """Make a complete GENERATION of NAME the live one of its model, immediately."""
-    from bundle.clock import SystemClock
-    from services.precomputed import manage
+    from mlctl.bundle.clock import SystemClock
+    from mlctl.services.precomputed import manage
 
     _print_live(output, name, manage.flip(name, generation, SystemClock().wall()))
 
@@ -82,8 +82,8 @@ def flip(output: CommandOutput, name: str, generation: int) -> None:
 @reporting
 def rollback(output: CommandOutput, name: str, digest: str | None) -> None:
     """Make the previous generation of NAME live again, immediately."""
-    from bundle.clock import SystemClock
-    from services.precomputed import manage
+    from mlctl.bundle.clock import SystemClock
+    from mlctl.services.precomputed import manage
 
     _print_live(output, name, manage.rollback(name, digest, SystemClock().wall()))
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from cli.options import takes
-from cli.output import CommandOutput, reporting
-from cli.promote_options import PromoteOptions, SpecOptions
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.cli.options import takes
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.promote_options import PromoteOptions, SpecOptions
 
 if TYPE_CHECKING:
-    from rollout.domain.spec import Revision, RolloutSpec
-    from rollout.journal.records import JournalEvent
+    from mlctl.rollout.domain.spec import Revision, RolloutSpec
+    from mlctl.rollout.journal.records import JournalEvent
 
 QUIET_SECONDS = 30.0
 """A log shows at least one line in this time, in seconds."""
@@ -44,7 +44,7 @@ def promote(
     would not be in time at today's traffic. Rejected if what callers of the live one send or read
     is gone or of another type or shape, or if its proved score is clearly worse on the same data.
     """
-    from rollout.client.revisions import find_revision
+    from mlctl.rollout.client.revisions import find_revision
 
     full, force = options.full, spec_options.force
     spec = _spec(options.file, {**asdict(spec_options), "full": full})
@@ -76,8 +76,8 @@ def promote(
 
 def _spec(spec_file: Path | None, options: dict[str, Any]) -> RolloutSpec:
     """Return the spec of the options' defaults, then the file, then the options that are given."""
-    from rollout.client.spec_file import read_spec
-    from rollout.domain.spec import RolloutSpec
+    from mlctl.rollout.client.spec_file import read_spec
+    from mlctl.rollout.domain.spec import RolloutSpec
 
     if spec_file is None:
         return RolloutSpec(**_fields(options))
@@ -92,7 +92,7 @@ def _spec(spec_file: Path | None, options: dict[str, Any]) -> RolloutSpec:
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the spec that options set."""
-    from rollout.domain import slo
+    from mlctl.rollout.domain import slo
 
     fields = {name: value for name, value in options.items() if value is not None}
     limits = (fields.pop(name, None) for name in ("slo", "max_p50_ms", "max_p99_ms"))
@@ -111,15 +111,15 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_spec(output: CommandOutput, spec: RolloutSpec) -> None:
-    from rollout.client.spec_file import spec_yaml
+    from mlctl.rollout.client.spec_file import spec_yaml
 
     output.result(json.loads(spec.to_json()), spec_yaml(spec).rstrip())
 
 
 def _show_plan(output: CommandOutput, name: str, bento: str | None, spec: RolloutSpec) -> None:
-    from cli.plans import plan_document, plan_rows
-    from rollout.client.revisions import find_revision
-    from rollout.client.traffic import broken_by, plan_for
+    from mlctl.cli.plans import plan_document, plan_rows
+    from mlctl.rollout.client.revisions import find_revision
+    from mlctl.rollout.client.traffic import broken_by, plan_for
 
     broken = None if bento is None else broken_by(name, find_revision(bento))
     output.note(f"Measuring the traffic of {name} ...")
@@ -145,8 +145,8 @@ def _begin(
     force: bool,
 ) -> int:
     """Start the rollout, unless it cannot end at today's traffic."""
-    from rollout.client import deployments
-    from rollout.client.traffic import check_promotion
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client.traffic import check_promotion
 
     if not (full or force):
         output.note(f"Measuring the traffic of {name} ...")
@@ -158,8 +158,8 @@ def _begin(
 
 
 def _skip_gates(name: str) -> int:
-    from rollout.client import deployments
-    from rollout.domain.operator_commands import OperatorCommand
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.domain.operator_commands import OperatorCommand
 
     event = deployments.send_command(name, OperatorCommand.FULL, "promote --full")
     return event.rollout or 0
@@ -177,7 +177,7 @@ def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
 
     Quiet ticks move the status line; in a log they are lines, one in `QUIET_SECONDS`.
     """
-    from rollout.client.rendering import event_line, is_quiet
+    from mlctl.rollout.client.rendering import event_line, is_quiet
 
     printed = 0.0
     with output.working() as say:
@@ -193,8 +193,8 @@ def _show_events(output: CommandOutput, events: Iterable[JournalEvent]) -> None:
 
 
 def _follow(output: CommandOutput, name: str, rollout: int) -> None:
-    from rollout.client import deployments
-    from rollout.client.rendering import require_promoted, rollout_document
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client.rendering import require_promoted, rollout_document
 
     _show_events(output, deployments.follow(name, rollout))
     ended = next(each for each in deployments.history(name) if each.id == rollout)

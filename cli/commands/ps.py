@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from rollout.client.process_table import ProcessRow
+    from mlctl.rollout.client.process_table import ProcessRow
 
 _COLUMNS = ("DEPLOYMENT", "ROLE", "PID>", "PORT>", "CPU>", "MEMORY>", "UP>", "RESTARTS>", "STATE")
 
@@ -24,7 +24,7 @@ def ps(output: CommandOutput, name: str | None) -> None:
     CPU is in cores over a short moment. RESTARTS counts since `up`; a plus means that it goes
     on crashing and is no longer counted.
     """
-    from rollout.client.process_table import listing
+    from mlctl.rollout.client.process_table import listing
 
     found = listing(name)
     if output.as_json:

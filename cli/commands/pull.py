@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.options import OUTPUT_FOLDER
-from cli.output import CommandOutput, reporting
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.options import OUTPUT_FOLDER
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from bento.transfer.push import TransferTarget
+    from mlctl.bento.transfer.push import TransferTarget
 
 
 @click.command()
@@ -36,7 +36,7 @@ def pull(output: CommandOutput, reference: str, out: Path | None, force: bool) -
     BENTO is oci:FOLDER (#NAME:VERSION for one of several) or mlflow:MODEL (#VERSION), as
     `mlctl build --push` prints it; it is added to the Bento store.
     """
-    from bento.transfer.push import parse_source
+    from mlctl.bento.transfer.push import parse_source
 
     source = parse_source(reference)
     if source is not None:
@@ -52,8 +52,8 @@ def pull(output: CommandOutput, reference: str, out: Path | None, force: bool) -
 def _pull_bento(
     output: CommandOutput, source: TransferTarget, out: Path | None, *, force: bool
 ) -> None:
-    from bento.transfer.archive import list_files
-    from bento.transfer.push import pull as pull_bento
+    from mlctl.bento.transfer.archive import list_files
+    from mlctl.bento.transfer.push import pull as pull_bento
 
     if out is not None:
         raise click.UsageError("--out is for a bundle: a Bento is put into the store")
@@ -70,7 +70,7 @@ def _pull_bento(
 
 
 def _pull_bundle(output: CommandOutput, model: str, out: Path) -> None:
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     target = out.absolute()
     if target == Path.cwd() or (target.exists() and any(target.iterdir())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -16,7 +16,7 @@ def resume(output: CommandOutput, name: str, reason: str) -> None:
 
     A rollout that was paused at its deadline gets the same time again.
     """
-    from cli.operator_commands import send_command
-    from rollout.domain.operator_commands import OperatorCommand
+    from mlctl.cli.operator_commands import send_command
+    from mlctl.rollout.domain.operator_commands import OperatorCommand
 
     send_command(output, name, OperatorCommand.RESUME, reason)

@@ -6,8 +6,8 @@ import time
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.output import CommandOutput, reporting
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -21,8 +21,8 @@ def rollback(output: CommandOutput, name: str, reason: str) -> None:
     previous version still runs for `promote --keep-previous`, and is started first after that. The
     alias and the history follow: it says when the traffic is back, then waits for them.
     """
-    from rollout.client import deployments
-    from rollout.client.rendering import event_line, rollout_document, verdict_text
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client.rendering import event_line, rollout_document, verdict_text
 
     begun = time.monotonic()
     rollout = deployments.rollback(name, reason)

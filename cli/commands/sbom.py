@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from cli.image_options import EXTRAS_OPTION, LOCK_OPTION, PLATFORM_OPTION
-from cli.options import OUTPUT_FILE
-from cli.output import CommandOutput, reporting
+from mlctl.cli.image_options import EXTRAS_OPTION, LOCK_OPTION, PLATFORM_OPTION
+from mlctl.cli.options import OUTPUT_FILE
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -33,12 +33,12 @@ def sbom(
     BENTO is NAME:VERSION, or NAME for the newest. The hashes of its packages come from the
     package index that pip uses.
     """
-    from bento.containers.lock import Platform
-    from bento.containers.resolve import lock_for
-    from bento.containers.sbom import sbom_of
-    from bundle.files import write_atomic
-    from services.runtime.bento_layout import read_contents
-    from services.runtime.bento_store import find_bento
+    from mlctl.bento.containers.lock import Platform
+    from mlctl.bento.containers.resolve import lock_for
+    from mlctl.bento.containers.sbom import sbom_of
+    from mlctl.bundle.files import write_atomic
+    from mlctl.services.runtime.bento_layout import read_contents
+    from mlctl.services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
     target = Platform.of(platform)

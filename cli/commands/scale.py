@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.options import takes
-from cli.output import CommandOutput, reporting
-from cli.scaling import REPLICAS, ScalingOptions
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.options import takes
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.scaling import REPLICAS, ScalingOptions
 
 
 @click.command()
@@ -36,8 +36,8 @@ def scale(
     A replica finishes its requests before it stops. Rejected during a rollout, which compares both
     revisions at the same size.
     """
-    from rollout.client import scaling as client
-    from rollout.client.lifecycle import wait_until
+    from mlctl.rollout.client import scaling as client
+    from mlctl.rollout.client.lifecycle import wait_until
 
     found = scaling.bounds(replicas)
     if found is None and replicas is None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from bundle.home import bento_environment
-from cli.options import PORT, takes
-from cli.output import CommandOutput, reporting
-from cli.security_options import FILE, SecurityOptions
+from mlctl.bundle.home import bento_environment
+from mlctl.cli.options import PORT, takes
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.security_options import FILE, SecurityOptions
 
 
 @click.command()
@@ -52,10 +52,10 @@ def serve(
     BENTO is NAME:VERSION, or NAME for the newest. With --json, one document with the addresses is
     printed before the server starts; its log goes to stderr.
     """
-    from bento.signed import verify_bento
-    from bundle.ports import require_all_free
-    from services.online.settings import load_settings
-    from services.runtime.bento_store import find_bento
+    from mlctl.bento.signed import verify_bento
+    from mlctl.bundle.ports import require_all_free
+    from mlctl.services.online.settings import load_settings
+    from mlctl.services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
     chosen = {
@@ -82,6 +82,6 @@ def serve(
         output.line(f"{found.tag} on {scheme}://{host}:{port}")
     sys.stdout.flush()
     environment = {**os.environ, **bento_environment()}
-    command = [sys.executable, "-m", "cli.bentoml_server", "serve", found.tag]
+    command = [sys.executable, "-m", "mlctl.cli.bentoml_server", "serve", found.tag]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it can handle Ctrl-C
     os.execve(sys.executable, [*command, "--host", host, "--port", str(port)], environment)  # noqa: S606 - becomes the server, from an argument list

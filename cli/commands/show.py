@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 _NUMBERS = ("size_bytes", "score", "drop_high", "agreement")
 
@@ -22,7 +22,7 @@ def show(output: CommandOutput, reference: str) -> None:
     page has the signature, the variants that were tried, the training run, every rollout with its
     verdict, and what serves it now.
     """
-    from rollout.client.provenance import chain, find_digest, sources
+    from mlctl.rollout.client.provenance import chain, find_digest, sources
 
     found = sources()
     digest, facts = find_digest(reference, found)
@@ -34,7 +34,7 @@ def show(output: CommandOutput, reference: str) -> None:
 
 
 def _show(output: CommandOutput, chain: dict[str, Any]) -> None:
-    from rollout.client.rendering import local_time, verdict_text
+    from mlctl.rollout.client.rendering import local_time, verdict_text
 
     output.line(f"digest     {chain['digest']}")
     if not chain["models"]:

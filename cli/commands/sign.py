@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 PASSWORD_VARIABLE = "MLCTL_KEY_PASSWORD"  # noqa: S105 - the name of the variable
@@ -29,8 +29,8 @@ def sign(output: CommandOutput, reference: str, key: Path) -> None:
     The signature is written next to the bundle as FOLDER.sig, or into the Bento. If the key has a
     password, set MLCTL_KEY_PASSWORD.
     """
-    from bento.signed import find_signable
-    from services.runtime.signing import sign as sign_bundle
+    from mlctl.bento.signed import find_signable
+    from mlctl.services.runtime.signing import sign as sign_bundle
 
     found = find_signable(reference)
     password = os.environ.get(PASSWORD_VARIABLE) or None

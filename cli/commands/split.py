@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 if TYPE_CHECKING:
-    from rollout.domain.spec import Revision
+    from mlctl.rollout.domain.spec import Revision
 
 
 @click.command()
@@ -37,8 +37,8 @@ def split(
     The same command with other shares changes them. --end --winner BENTO gives all the traffic to
     one of the two.
     """
-    from rollout.client import split as splits
-    from rollout.client.revisions import find_revision
+    from mlctl.rollout.client import split as splits
+    from mlctl.rollout.client.revisions import find_revision
 
     if ending:
         if shares or sticky:
@@ -70,8 +70,8 @@ def _share(text: str) -> tuple[str, int]:
 
 
 def _end(output: CommandOutput, name: str, keep: Revision | None) -> None:
-    from rollout.client import deployments
-    from rollout.client import split as splits
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client import split as splits
 
     rollout = splits.end(name, keep)
     if rollout is not None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.output import CommandOutput, reporting
-from cli.splits import split_document, split_lines
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.splits import split_document, split_lines
 
 if TYPE_CHECKING:
-    from rollout.client.deployments import DeploymentStatus
-    from rollout.domain.spec import PreviousRevision
+    from mlctl.rollout.client.deployments import DeploymentStatus
+    from mlctl.rollout.domain.spec import PreviousRevision
 
 
 @click.command()
@@ -28,7 +28,7 @@ def status(output: CommandOutput, name: str | None, *, watched: bool) -> None:
     NAME, until its rollout ends or Ctrl-C, which leaves everything running; where there is no
     terminal, a line for each event of the rollout.
     """
-    from rollout.client import deployments
+    from mlctl.rollout.client import deployments
 
     if watched:
         _watch(output, name)
@@ -45,7 +45,7 @@ def status(output: CommandOutput, name: str | None, *, watched: bool) -> None:
 
 def running_line(running: Mapping[str, bool]) -> str:
     """Which of the processes, by their roles, do not run; or that all do, or none is needed."""
-    from rollout.domain.process_ref import ACTIVATOR
+    from mlctl.rollout.domain.process_ref import ACTIVATOR
 
     down = sorted(role for role, runs in running.items() if not runs)
     if down:
@@ -71,15 +71,15 @@ def _watch(output: CommandOutput, name: str | None) -> None:
 def _draw(name: str) -> None:
     from rich.console import Console
 
-    from cli.watch import watch
-    from rollout.ui import feed
+    from mlctl.cli.watch import watch
+    from mlctl.rollout.ui import feed
 
     watch(Console(highlight=False), feed.watch(name))
 
 
 def _follow(output: CommandOutput, name: str) -> None:
-    from rollout.client import deployments
-    from rollout.client.rendering import event_line
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client.rendering import event_line
 
     (found,) = deployments.status(name)
     if found.rollout is None:
@@ -94,10 +94,10 @@ def _follow(output: CommandOutput, name: str) -> None:
 
 
 def _show(output: CommandOutput, status: DeploymentStatus) -> None:
-    from cli.links import show_links
-    from rollout.client.links import links
-    from rollout.client.rendering import accuracy_line, event_line
-    from rollout.drivers.listener import url_of
+    from mlctl.cli.links import show_links
+    from mlctl.rollout.client.links import links
+    from mlctl.rollout.client.rendering import accuracy_line, event_line
+    from mlctl.rollout.drivers.listener import url_of
 
     deployment, weights = status.deployment, status.weights
     cluster = deployment.settings.kubernetes
@@ -134,7 +134,7 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
 
 
 def _previous_text(previous: PreviousRevision) -> str:
-    from rollout.client.rendering import local_time
+    from mlctl.rollout.client.rendering import local_time
 
     bento, until = previous.revision.bento, previous.warm_until
     if not until:
@@ -153,9 +153,9 @@ def _previous_document(previous: PreviousRevision | None) -> dict[str, Any] | No
 
 
 def _document(status: DeploymentStatus) -> dict[str, Any]:
-    from cli.links import links_document, run_document
-    from rollout.client.links import links
-    from rollout.client.rendering import rollout_document
+    from mlctl.cli.links import links_document, run_document
+    from mlctl.rollout.client.links import links
+    from mlctl.rollout.client.rendering import rollout_document
 
     deployment, rollout = status.deployment, None
     found = links(deployment.name)

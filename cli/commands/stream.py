@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import takes
-from cli.output import CommandOutput, counted, reporting
-from cli.progress import json_line, stopping
-from cli.runners.stream import score_stream
-from cli.runners.stream_options import StreamRunOptions
+from mlctl.cli.options import takes
+from mlctl.cli.output import CommandOutput, counted, reporting
+from mlctl.cli.progress import json_line, stopping
+from mlctl.cli.runners.stream import score_stream
+from mlctl.cli.runners.stream_options import StreamRunOptions
 
 if TYPE_CHECKING:
-    from services.stream.base import Message, StreamUrl, Transport
+    from mlctl.services.stream.base import Message, StreamUrl, Transport
 
 
 @click.group()
@@ -37,7 +37,7 @@ def run(output: CommandOutput, /, bento: str, options: StreamRunOptions) -> None
     for standard input and output. JSON answers can also go to a table, postgresql://HOST/DB?table=T
     or sqlite://FILE?table=T, or to a webhook, https://HOST/PATH.
     """
-    from services.runtime.scorable import find_scorable
+    from mlctl.services.runtime.scorable import find_scorable
 
     score_stream(output, partial(find_scorable, bento), options)
 
@@ -52,8 +52,8 @@ def send(output: CommandOutput, /, url: str, source: str | None, key: str | None
 
     URL is SCHEME://ADDRESS#TOPIC, such as sqlite://events.db#orders.
     """
-    from services.stream.base import StreamUrl
-    from services.stream.tools import send as send_lines
+    from mlctl.services.stream.base import StreamUrl
+    from mlctl.services.stream.tools import send as send_lines
 
     target = StreamUrl.parse(url)
     path = None if source in (None, "-") else Path(str(source))
@@ -141,8 +141,8 @@ def redrive(output: CommandOutput, /, letters: str, target: str) -> None:
     Each is sent once, however often you run this, if both streams are at one broker with
     exactly-once commits. Messages that become dead letters again are left for the next call.
     """
-    from services.stream.base import StreamUrl
-    from services.stream.tools import redrive as send_again
+    from mlctl.services.stream.base import StreamUrl
+    from mlctl.services.stream.tools import redrive as send_again
 
     source, to = StreamUrl.parse(letters), StreamUrl.parse(target)
     with stopping(output) as stop, output.working() as show:
@@ -192,15 +192,15 @@ def doctor(output: CommandOutput, /, url: str, group: str) -> None:
 
 def _open(url: str) -> tuple[StreamUrl, Transport]:
     """Parse a URL; return it with its transport."""
-    from services.stream.base import StreamUrl
-    from services.stream.transports import transport_of
+    from mlctl.services.stream.base import StreamUrl
+    from mlctl.services.stream.transports import transport_of
 
     found = StreamUrl.parse(url)
     return found, transport_of(found)
 
 
 def _show_messages(output: CommandOutput, messages: Iterable[Message]) -> None:
-    from services.stream.tools import as_document, as_lines
+    from mlctl.services.stream.tools import as_document, as_lines
 
     for message in messages:
         if output.as_json:

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from cli.options import PORT
-from cli.output import CommandOutput, reporting
+from mlctl.cli.options import PORT
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -21,11 +21,11 @@ def ui(output: CommandOutput, name: str | None, port: int) -> None:
     and buttons for pause, resume and roll back. The command runs until Ctrl-C and listens on
     127.0.0.1 only; the printed address has a token that is valid until it ends.
     """
-    from bundle.ports import require_free
-    from rollout.journal import paths
-    from rollout.journal.journal import Journal
-    from rollout.ui.access import PageAccess
-    from rollout.ui.serve import serve
+    from mlctl.bundle.ports import require_free
+    from mlctl.rollout.journal import paths
+    from mlctl.rollout.journal.journal import Journal
+    from mlctl.rollout.ui.access import PageAccess
+    from mlctl.rollout.ui.serve import serve
 
     if name is not None:
         with Journal(paths.journal()) as journal:

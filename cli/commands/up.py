@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cli.options import takes
-from cli.output import CommandOutput, reporting
-from cli.security_options import SecurityOptions
-from cli.up_options import KubernetesOptions, LocalOptions, UpOptions, deployment_settings
+from mlctl.cli.options import takes
+from mlctl.cli.output import CommandOutput, reporting
+from mlctl.cli.security_options import SecurityOptions
+from mlctl.cli.up_options import KubernetesOptions, LocalOptions, UpOptions, deployment_settings
 
 if TYPE_CHECKING:
-    from rollout.journal.records import Deployment
+    from mlctl.rollout.journal.records import Deployment
 
 
 @click.command()
@@ -38,8 +38,8 @@ def up(
     that is down is started with what it served; with --all, every one that was up when the
     machine went down.
     """
-    from rollout.client import deployments
-    from rollout.client.revisions import find_revision
+    from mlctl.rollout.client import deployments
+    from mlctl.rollout.client.revisions import find_revision
 
     if options.all or name is None or bento is None:
         _show(output, *_brought_back(name, everything=options.all))
@@ -54,7 +54,7 @@ def up(
 
 
 def _brought_back(name: str | None, *, everything: bool) -> tuple[Deployment, ...]:
-    from rollout.client import deployments
+    from mlctl.rollout.client import deployments
 
     if everything and name is not None:
         raise click.UsageError("--all takes no NAME")
@@ -77,7 +77,7 @@ def _reject_settings() -> None:
 
 
 def _show(output: CommandOutput, *found: Deployment) -> None:
-    from rollout.drivers.listener import url_of
+    from mlctl.rollout.drivers.listener import url_of
 
     if output.as_json:
         documents = [_document(deployment) for deployment in found]
@@ -97,7 +97,7 @@ def _show(output: CommandOutput, *found: Deployment) -> None:
 
 
 def _document(deployment: Deployment) -> dict[str, Any]:
-    from rollout.drivers.listener import url_of
+    from mlctl.rollout.drivers.listener import url_of
 
     live, settings = deployment.live, deployment.settings
     served = {"name": deployment.name, "bento": live.bento, "digest": live.digest}

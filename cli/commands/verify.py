@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.output import CommandOutput, reporting
+from mlctl.cli.output import CommandOutput, reporting
 
 
 @click.command()
@@ -23,8 +23,8 @@ def verify(output: CommandOutput, reference: str, public_key: Path | None) -> No
     Exits 4 and names the first file that is altered, missing or unlisted; with --public-key also
     if a signature is missing or was made with another key.
     """
-    from bento.signed import find_signable
-    from services.runtime.signing import check_signature
+    from mlctl.bento.signed import find_signable
+    from mlctl.services.runtime.signing import check_signature
 
     found = find_signable(reference)
     if public_key is not None:

@@ -1,8 +1,8 @@
-"""`python -m cli.runners`: the entry point of an image."""
+"""`python -m mlctl.cli.runners`: the entry point of an image."""
 
-from bundle.garbage import rare_collection
+from mlctl.bundle.garbage import rare_collection
 
 with rare_collection():
-    from cli.runners.image import image
+    from mlctl.cli.runners.image import image
 
     image(prog_name="docker run IMAGE")

@@ -7,17 +7,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.options import parse_options
-from cli.output import CommandOutput
-from cli.progress import clock_time, json_line, only_results_on_stdout, stopping
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.options import parse_options
+from mlctl.cli.output import CommandOutput
+from mlctl.cli.progress import clock_time, json_line, only_results_on_stdout, stopping
 
 if TYPE_CHECKING:
-    from cli.runners.batch_options import BatchOptions
-    from services.batch.job import BatchReport, Executor
-    from services.batch.run import BatchEvent
-    from services.generate.options import AnswerOptions
-    from services.runtime.scorable import Scorable
+    from mlctl.cli.runners.batch_options import BatchOptions
+    from mlctl.services.batch.job import BatchReport, Executor
+    from mlctl.services.batch.run import BatchEvent
+    from mlctl.services.generate.options import AnswerOptions
+    from mlctl.services.runtime.scorable import Scorable
 
 # Seconds between progress lines where no terminal shows a moving one.
 _PERIOD = 10.0
@@ -25,11 +25,11 @@ _PERIOD = 10.0
 
 def run_batch(output: CommandOutput, find: Callable[[], Scorable], options: BatchOptions) -> None:
     """Score the rows of --in into --out with the model that `find` returns."""
-    from services.batch.job import BatchConfig, column_list, run_job
-    from services.batch.locations import without_password
-    from services.batch.run import ErrorLimit, RunControl
-    from services.batch.sinks import open_sink, part_format
-    from services.batch.sources import open_source
+    from mlctl.services.batch.job import BatchConfig, column_list, run_job
+    from mlctl.services.batch.locations import without_password
+    from mlctl.services.batch.run import ErrorLimit, RunControl
+    from mlctl.services.batch.sinks import open_sink, part_format
+    from mlctl.services.batch.sources import open_source
 
     limit = ErrorLimit.parse(options.max_errors)
     settings = parse_options(options.settings)
@@ -57,7 +57,7 @@ def run_batch(output: CommandOutput, find: Callable[[], Scorable], options: Batc
 
 
 def _executor(options: BatchOptions) -> Executor:
-    from services.batch.local_executor import local_executor
+    from mlctl.services.batch.local_executor import local_executor
 
     ray_options = {"--ray-address": options.ray_address, "--ray-actors": options.ray_actors}
     wrong = ray_options if options.executor == "local" else {"--threads": options.threads}
@@ -67,14 +67,14 @@ def _executor(options: BatchOptions) -> Executor:
         )
     if options.executor == "local":
         return local_executor(options.threads)
-    from services.batch.ray_executor import ray_executor
+    from mlctl.services.batch.ray_executor import ray_executor
 
     return ray_executor(options.ray_address, options.ray_actors)
 
 
 def _answers(options: BatchOptions) -> AnswerOptions | None:
     """Return how a language model answers; None if no option says so."""
-    from services.generate.options import AnswerOptions
+    from mlctl.services.generate.options import AnswerOptions
 
     named = ("max_tokens", "temperature", "seed")
     chosen = {name: value for name in named if (value := getattr(options, name)) is not None}
@@ -119,8 +119,8 @@ def describe(event: BatchEvent) -> str:
 
 
 def _show_report(output: CommandOutput, report: BatchReport, target: str) -> None:
-    from services.batch.locations import scheme_of
-    from services.batch.storage import BUCKET_SCHEMES
+    from mlctl.services.batch.locations import scheme_of
+    from mlctl.services.batch.storage import BUCKET_SCHEMES
 
     if output.as_json:
         json_line({"event": "summary", **report.as_dict(), "out": target})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from cli.options import Duration, option
+from mlctl.cli.options import Duration, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import click
 
-from cli.options import CONTEXT_SETTINGS, takes
-from cli.output import CommandOutput, ReportingGroup, reporting
-from cli.progress import interruptible
-from cli.runners.batch import run_batch
-from cli.runners.batch_options import BatchOptions
-from cli.runners.stream import score_stream
-from cli.runners.stream_options import StreamRunOptions
+import mlctl
+from mlctl.cli.options import CONTEXT_SETTINGS, takes
+from mlctl.cli.output import CommandOutput, ReportingGroup, reporting
+from mlctl.cli.progress import interruptible
+from mlctl.cli.runners.batch import run_batch
+from mlctl.cli.runners.batch_options import BatchOptions
+from mlctl.cli.runners.stream import score_stream
+from mlctl.cli.runners.stream_options import StreamRunOptions
 
 # A Bento has its code in the folder `src`.
-_BENTO = Path(__file__).resolve().parents[3]
+_BENTO = Path(str(mlctl.__file__)).parents[2]
 
 _MODEL = click.option(
     "--model",
@@ -53,7 +54,7 @@ def serve() -> None:
 @reporting(json_lines=True)
 def batch(output: CommandOutput, /, model: str, options: BatchOptions) -> None:
     """Score the rows of --in into --out: `mlctl batch run` with a model of this image."""
-    from services.runtime.scorable import scorable_in
+    from mlctl.services.runtime.scorable import scorable_in
 
     # As process 1 of a container, Python ignores SIGTERM unless it has a handler.
     with interruptible():
@@ -66,7 +67,7 @@ def batch(output: CommandOutput, /, model: str, options: BatchOptions) -> None:
 @reporting(json_lines=True)
 def stream(output: CommandOutput, /, model: str, options: StreamRunOptions) -> None:
     """Score the messages of --in into --out: `mlctl stream run` with a model of this image."""
-    from services.runtime.scorable import scorable_in
+    from mlctl.services.runtime.scorable import scorable_in
 
     with interruptible():
         score_stream(output, partial(scorable_in, _BENTO / "src", model), options)

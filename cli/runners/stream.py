@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.output import CommandOutput, counted
-from cli.progress import json_line, only_results_on_stdout, stopping
-from cli.runners.stream_options import StreamRunOptions, stream_config
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.output import CommandOutput, counted
+from mlctl.cli.progress import json_line, only_results_on_stdout, stopping
+from mlctl.cli.runners.stream_options import StreamRunOptions, stream_config
 
 if TYPE_CHECKING:
-    from services.runtime.scorable import Scorable
-    from services.stream.base import StreamConnection
-    from services.stream.engine import StreamReport
-    from services.stream.events import StreamEvent
-    from services.stream.run import StreamConfig
+    from mlctl.services.runtime.scorable import Scorable
+    from mlctl.services.stream.base import StreamConnection
+    from mlctl.services.stream.engine import StreamReport
+    from mlctl.services.stream.events import StreamEvent
+    from mlctl.services.stream.run import StreamConfig
 
 # Minimum seconds between two reports of committed batches.
 _PERIOD = 10.0
@@ -29,8 +29,8 @@ def score_stream(
     output: CommandOutput, find: Callable[[], Scorable], options: StreamRunOptions
 ) -> None:
     """Score the messages of a stream with the model that `find` returns."""
-    from services.stream.metrics import counted_events
-    from services.stream.run import run_stream
+    from mlctl.services.stream.metrics import counted_events
+    from mlctl.services.stream.run import run_stream
 
     config = stream_config(options, as_json=output.as_json)
     model = find()
@@ -105,7 +105,7 @@ class EventDisplay:
 
     def opened(self, config: StreamConfig, connection: StreamConnection) -> None:
         """Print the guarantee and the streams."""
-        from services.stream.run import guarantee_text
+        from mlctl.services.stream.run import guarantee_text
 
         request = config.connection
         urls = {

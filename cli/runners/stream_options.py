@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.options import Duration, option, parse_options
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.options import Duration, option, parse_options
 
 if TYPE_CHECKING:
-    from services.stream.base import StreamUrl
-    from services.stream.run import StreamConfig
+    from mlctl.services.stream.base import StreamUrl
+    from mlctl.services.stream.run import StreamConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +79,11 @@ class StreamRunOptions:
 
 def stream_config(options: StreamRunOptions, *, as_json: bool) -> StreamConfig:
     """Return the run that the options describe; INVALID_INPUT for an invalid value."""
-    from services.stream.base import ConnectionRequest, StreamUrl
-    from services.stream.batching import BatchGoals
-    from services.stream.engine import RunSettings
-    from services.stream.payloads import PayloadRequest
-    from services.stream.run import StreamConfig, default_dead
+    from mlctl.services.stream.base import ConnectionRequest, StreamUrl
+    from mlctl.services.stream.batching import BatchGoals
+    from mlctl.services.stream.engine import RunSettings
+    from mlctl.services.stream.payloads import PayloadRequest
+    from mlctl.services.stream.run import StreamConfig, default_dead
 
     source = StreamUrl.parse(options.source)
     request = ConnectionRequest(
@@ -114,7 +114,7 @@ def stream_config(options: StreamRunOptions, *, as_json: bool) -> StreamConfig:
 
 def _destination(text: str, *, as_json: bool) -> StreamUrl:
     """Parse a URL to write to; keep standard output open before printing is redirected."""
-    from services.stream.base import StreamUrl
+    from mlctl.services.stream.base import StreamUrl
 
     url = StreamUrl.parse(text)
     if url.scheme != "-":

@@ -1,4 +1,4 @@
-"""Train a classifier of sounds in seconds and optimize it: `python -m examples.audio`."""
+"""Train a classifier of sounds in seconds and optimize it: `python -m mlctl.examples.audio`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from pyarrow import parquet
 from torch import nn
 
-from examples.audio.transform.transform import BINS, FRAMES, LABELS, preprocess
-from examples.chain import example, fit_classifier, register_classifier
+from mlctl.examples.audio.transform.transform import BINS, FRAMES, LABELS, preprocess
+from mlctl.examples.chain import example, fit_classifier, register_classifier
 
 NAME = "audio"
 TRANSFORM = Path(__file__).parent / "transform"

@@ -1,4 +1,4 @@
-"""Train a churn model on generated customers and optimize it: `python -m examples.churn`.
+"""Train a churn model on generated customers and optimize it: `python -m mlctl.examples.churn`.
 
 The pipeline does all preprocessing: it fills missing ages and cities, scales numbers and encodes
 text. mlctl converts the whole pipeline, so that callers send the columns of the table as they are.
@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from examples.chain import example, register, signature_of
+from mlctl.examples.chain import example, register, signature_of
 
 NAME = "churn"
 SEED = 7

@@ -35,7 +35,7 @@ def infer_v2_grpc(host: str, port: int, image: NDArray[np.float32]) -> Logits:
     """Infer over the Open Inference Protocol on gRPC, with raw tensor contents."""
     import grpc
 
-    from services.protocol.messages import SERVICE, methods
+    from mlctl.services.protocol.messages import SERVICE, methods
 
     infer = methods()["ModelInfer"]
     request = infer.request(model_name="digits", raw_input_contents=[image.tobytes()])

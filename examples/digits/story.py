@@ -22,13 +22,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from bundle.ports import free_ports
-from examples.digits.client import infer_with_all
-from examples.digits.data import load_split
-from examples.digits.traffic import LoadThread, TrafficWindow, request_body
-from registry.mlflow_catalog import MlflowCatalog
-from services.runtime.bento_store import find_bento
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.examples.digits.client import infer_with_all
+from mlctl.examples.digits.data import load_split
+from mlctl.examples.digits.traffic import LoadThread, TrafficWindow, request_body
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.services.runtime.bento_store import find_bento
 
 DEPLOYMENT = "shop"
 REQUESTS_PER_SECOND = 200.0
@@ -194,9 +194,9 @@ class Story:
         return window
 
     def _train(self, recipe: str) -> None:
-        from examples.digits.train import train
+        from mlctl.examples.digits.train import train
 
-        self._narrator.command(f"python -m examples.digits.train --recipe {recipe}")
+        self._narrator.command(f"python -m mlctl.examples.digits.train --recipe {recipe}")
         # In this process: importing torch and MLflow again would take most of the time.
         with replaced_environment(self._environment):
             trained = train(recipe, "candidate", self._data)
@@ -289,7 +289,7 @@ def _require_none_failed(window: TrafficWindow) -> None:
         )
 
 
-_MLCTL = (sys.executable, "-m", "cli.main")
+_MLCTL = (sys.executable, "-m", "mlctl.cli.main")
 
 
 @contextlib.contextmanager

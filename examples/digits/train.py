@@ -1,4 +1,4 @@
-"""Train a version of the digits model and register it: `python -m examples.digits.train --help`.
+"""Train a version of the digits model and register it: `python -m mlctl.examples.digits.train`.
 
 The demo uses three recipes: a small net; a better, wider one; and one with a
 real mistake that its evaluation set does not show.
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from examples.digits.data import SEED, LabelledImages, load_split, save_rows
+from mlctl.examples.digits.data import SEED, LabelledImages, load_split, save_rows
 
 MODEL_NAME = "digits"
 # The broken net has a table of six shades of ink. Scans with more ink exist, but not among
@@ -141,8 +141,8 @@ def _register(
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    from registry.quiet import quiet
-    from registry.tracking import configure_tracking
+    from mlctl.registry.quiet import quiet
+    from mlctl.registry.tracking import configure_tracking
 
     configure_tracking()
     signature = ModelSignature(

@@ -1,4 +1,4 @@
-"""Train a fraud model on generated payments and optimize it: `python -m examples.fraud`.
+"""Train a fraud model on generated payments and optimize it: `python -m mlctl.examples.fraud`.
 
 XGBoost takes numbers. The columns of the table are the model's inputs, so a payment on the stream
 is a JSON object with these fields.
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from xgboost import XGBClassifier
 
-from examples.chain import example, register, signature_of
+from mlctl.examples.chain import example, register, signature_of
 
 NAME = "fraud"
 SEED = 11

@@ -1,4 +1,4 @@
-"""Train a classifier of images in seconds and optimize it: `python -m examples.images`."""
+"""Train a classifier of images in seconds and optimize it: `python -m mlctl.examples.images`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw
 from pyarrow import parquet
 from torch import nn
 
-from examples.chain import example, fit_classifier, register_classifier
-from examples.images.transform.transform import LABELS, SIZE, preprocess
+from mlctl.examples.chain import example, fit_classifier, register_classifier
+from mlctl.examples.images.transform.transform import LABELS, SIZE, preprocess
 
 NAME = "images"
 TRANSFORM = Path(__file__).parent / "transform"

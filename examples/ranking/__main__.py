@@ -1,4 +1,4 @@
-"""Train a two-tower ranking model and rank 100 candidates: `python -m examples.ranking`.
+"""Train a two-tower ranking model and rank 100 candidates: `python -m mlctl.examples.ranking`.
 
 Each row is a user and a candidate. The model turns both ids into embeddings; the score is their
 product. One request has the user with all candidates, and the caller sorts the scores.
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from examples.chain import example, register
+from mlctl.examples.chain import example, register
 
 NAME = "ranking"
 USERS, ITEMS, WIDTH, CANDIDATES = 400, 300, 8, 100
@@ -103,7 +103,7 @@ main = example(
     NAME,
     train,
     f"mlctl build {NAME} && mlctl serve {NAME}",
-    "python -m examples.ranking.client",
+    "python -m mlctl.examples.ranking.client",
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rank 100 candidates for a user with one request: `python -m examples.ranking.client`."""
+"""Rank 100 candidates for a user with one request: `python -m mlctl.examples.ranking.client`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 import httpx
 import numpy as np
 
-from examples.ranking.__main__ import CANDIDATES, ITEMS, ranked, request
+from mlctl.examples.ranking.__main__ import CANDIDATES, ITEMS, ranked, request
 
 
 @click.command()

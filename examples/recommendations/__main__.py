@@ -1,4 +1,4 @@
-"""Train a recommender and optimize it: `python -m examples.recommendations`.
+"""Train a recommender and optimize it: `python -m mlctl.examples.recommendations`.
 
 A nightly job stores the scores of all known customers. The server answers those by key, without
 the model, and runs the model for a new customer, whose history comes with the request.
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from sklearn.neural_network import MLPRegressor
 
-from examples.chain import example, register, signature_of
+from mlctl.examples.chain import example, register, signature_of
 
 NAME = "recommendations"
 # How often a customer bought from each of these; the model says what comes next.

@@ -1,4 +1,4 @@
-"""Train a text classifier in seconds and optimize it: `python -m examples.reviews`."""
+"""Train a text classifier in seconds and optimize it: `python -m mlctl.examples.reviews`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.chain import example, register
+from mlctl.examples.chain import example, register
 
 NAME = "reviews"
 LABELS = ("bad", "good")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from registry.names import bundle_name
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.registry.names import bundle_name
 
 TEMPLATES = {
     "README.md": "README.md.j2",

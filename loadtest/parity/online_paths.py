@@ -10,16 +10,16 @@ import httpx
 import numpy as np
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Signature
-from loadtest.inputs import grpc_request, infer_body
-from loadtest.parity.paths import Arrays, InferencePath, json_limitation
-from loadtest.target import Address
-from services.online.http.declaration import ROUTE, argument_names
-from services.online.http.predict import to_array
-from services.protocol.json_data import decode_data
-from services.protocol.messages import SERVICE, methods
-from services.protocol.wire import declare, decode_raw
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Signature
+from mlctl.loadtest.inputs import grpc_request, infer_body
+from mlctl.loadtest.parity.paths import Arrays, InferencePath, json_limitation
+from mlctl.loadtest.target import Address
+from mlctl.services.online.http.declaration import ROUTE, argument_names
+from mlctl.services.online.http.predict import to_array
+from mlctl.services.protocol.json_data import decode_data
+from mlctl.services.protocol.messages import SERVICE, methods
+from mlctl.services.protocol.wire import declare, decode_raw
 
 _HEADER_LENGTH = "inference-header-content-length"
 

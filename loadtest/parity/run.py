@@ -13,25 +13,25 @@ from typing import Any
 import httpx
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GOLDEN_NAME
-from bundle.verify import VerifiedBundle
-from loadtest.inputs import all_rows
-from loadtest.parity.batch_path import BatchPath
-from loadtest.parity.compare import PathComparison, PathVerdict, Tolerance, compare
-from loadtest.parity.online_paths import open_online
-from loadtest.parity.paths import Arrays, InferencePath, ParityCase
-from loadtest.parity.stream_path import StreamPath
-from loadtest.runs import Protocols
-from loadtest.server import serving
-from services.online.settings import ServerSettings, load_settings
-from services.runtime.bento_layout import read_bento_manifest
-from services.runtime.bento_store import find_bento
-from services.runtime.golden import load_golden
-from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
-from services.runtime.scorable import Scorable, bundles_of
-from services.runtime.scorer import Scorer, split_rows
-from services.runtime.warmup import tolerance
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import GOLDEN_NAME
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.loadtest.inputs import all_rows
+from mlctl.loadtest.parity.batch_path import BatchPath
+from mlctl.loadtest.parity.compare import PathComparison, PathVerdict, Tolerance, compare
+from mlctl.loadtest.parity.online_paths import open_online
+from mlctl.loadtest.parity.paths import Arrays, InferencePath, ParityCase
+from mlctl.loadtest.parity.stream_path import StreamPath
+from mlctl.loadtest.runs import Protocols
+from mlctl.loadtest.server import serving
+from mlctl.services.online.settings import ServerSettings, load_settings
+from mlctl.services.runtime.bento_layout import read_bento_manifest
+from mlctl.services.runtime.bento_store import find_bento
+from mlctl.services.runtime.golden import load_golden
+from mlctl.services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
+from mlctl.services.runtime.scorable import Scorable, bundles_of
+from mlctl.services.runtime.scorer import Scorer, split_rows
+from mlctl.services.runtime.warmup import tolerance
 
 # At most this many rows are also sent one by one: each is a request on every path.
 _MAX_SINGLE_ROWS = 256

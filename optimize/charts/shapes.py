@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from optimize.charts.scale import Scale, Tick
+from mlctl.optimize.charts.scale import Scale, Tick
 
 
 @dataclass(frozen=True, slots=True)

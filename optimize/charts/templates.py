@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from registry.names import printable
+from mlctl.registry.names import printable
 
 FOLDER = Path(__file__).parent
 

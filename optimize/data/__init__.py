@@ -1,7 +1,7 @@
 """Evaluation data: rows from a file or a function, checked, sampled and split in bounded memory."""
 
-from optimize.data.load import load_data, read_rows
-from optimize.data.rows import (
+from mlctl.optimize.data.load import load_data, read_rows
+from mlctl.optimize.data.rows import (
     MIN_ROWS,
     SEED,
     EvalData,

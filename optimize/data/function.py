@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from optimize.data.rows import Tensors
-from optimize.data.source import invalid
-from optimize.user_functions import load_function, user_code
+from mlctl.optimize.data.rows import Tensors
+from mlctl.optimize.data.source import invalid
+from mlctl.optimize.user_functions import load_function, user_code
 
 _HINT = "The function returns batches: dicts of an array [rows, ...] for each input, and labels."
 _END = object()

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.manifest import canonical_json
-from bundle.os_errors import translate_os_error
-from bundle.tensors import NO_MISSING, MissingValues, Signature
-from optimize.data.check import Pass
-from optimize.data.function import FunctionSource
-from optimize.data.npz import NpzSource
-from optimize.data.parquet import FolderSource, ParquetRows, open_folder
-from optimize.data.rows import MIN_ROWS, EvalData, RowLimits, Rows, choose_rows
-from optimize.data.source import (
+from mlctl.bundle.manifest import canonical_json
+from mlctl.bundle.os_errors import translate_os_error
+from mlctl.bundle.tensors import NO_MISSING, MissingValues, Signature
+from mlctl.optimize.data.check import Pass
+from mlctl.optimize.data.function import FunctionSource
+from mlctl.optimize.data.npz import NpzSource
+from mlctl.optimize.data.parquet import FolderSource, ParquetRows, open_folder
+from mlctl.optimize.data.rows import MIN_ROWS, EvalData, RowLimits, Rows, choose_rows
+from mlctl.optimize.data.source import (
     NO_MAP,
     NO_PAD,
     ColumnMap,
@@ -27,7 +27,7 @@ from optimize.data.source import (
     RowSource,
     invalid,
 )
-from optimize.user_functions import is_function_name
+from mlctl.optimize.user_functions import is_function_name
 
 _FORMS_HINT = (
     "Give an .npz or .parquet file, a folder of .parquet files, "

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.sampling import INPUT_PREFIX, REQUEST_ID
-from bundle.tensors import NO_MISSING, MissingValues, Signature
-from optimize.data.rows import Tensors
-from optimize.data.source import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.sampling import INPUT_PREFIX, REQUEST_ID
+from mlctl.bundle.tensors import NO_MISSING, MissingValues, Signature
+from mlctl.optimize.data.rows import Tensors
+from mlctl.optimize.data.source import (
     CHUNK_BYTES,
     LABEL_NAMES,
     LABELS,
@@ -25,11 +25,11 @@ from optimize.data.source import (
     one_label,
     reject_unknown,
 )
-from registry.quiet import first_line
-from services.runtime.tabular.casts import cast, plain
-from services.runtime.tabular.input_columns import InputColumns, find_feeds, is_list
-from services.runtime.tabular.tensors import Tensors as RowTensors
-from services.runtime.tabular.tensors import to_tensors
+from mlctl.registry.quiet import first_line
+from mlctl.services.runtime.tabular.casts import cast, plain
+from mlctl.services.runtime.tabular.input_columns import InputColumns, find_feeds, is_list
+from mlctl.services.runtime.tabular.tensors import Tensors as RowTensors
+from mlctl.services.runtime.tabular.tensors import to_tensors
 
 # pandas stores a frame's index under these names.
 _INDEX_PREFIX = "__index_level_"
@@ -164,7 +164,7 @@ def _libraries() -> tuple[Any, Any]:
 
 def _columns(names: list[str]) -> dict[str, str]:
     """Return the columns that hold data by the names of their arrays."""
-    if REQUEST_ID in names:  # a server's samples: bundle.sampling has the form
+    if REQUEST_ID in names:  # a server's samples: mlctl.bundle.sampling has the form
         columns = [name for name in names if name.startswith(INPUT_PREFIX) or name in LABEL_NAMES]
         return {name.removeprefix(INPUT_PREFIX): name for name in columns}
     return {name: name for name in names if not name.startswith(_INDEX_PREFIX)}

@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import TensorSpec
-from optimize.data import Tensors
-from optimize.estimators.boosters import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import TensorSpec
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.estimators.boosters import (
     finish_catboost,
     finish_lightgbm,
     finish_xgboost,
     plain_lightgbm,
     plain_xgboost,
 )
-from optimize.estimators.estimator import (
+from mlctl.optimize.estimators.estimator import (
     LABEL,
     PREDICTION,
     PROBABILITIES,
@@ -44,12 +44,12 @@ from optimize.estimators.estimator import (
     is_text,
     load_xgboost,
 )
-from optimize.estimators.skops_file import objects
-from registry.catalog import ModelFormat
-from registry.names import printable
-from registry.onnx_file import make_plain
-from registry.quiet import first_line, quiet
-from services.runtime.session import open_session
+from mlctl.optimize.estimators.skops_file import objects
+from mlctl.registry.catalog import ModelFormat
+from mlctl.registry.names import printable
+from mlctl.registry.onnx_file import make_plain
+from mlctl.registry.quiet import first_line, quiet
+from mlctl.services.runtime.session import open_session
 
 _OPSET = 20
 _ML_OPSET = 3
@@ -214,7 +214,7 @@ def _from_sklearn(estimator: Estimator, form: _Form) -> Any:
     from sklearn.multiclass import OneVsOneClassifier
     from sklearn.pipeline import Pipeline
 
-    from optimize.estimators.converters import register_converters
+    from mlctl.optimize.estimators.converters import register_converters
 
     register_converters()
     model = estimator.model
@@ -345,7 +345,7 @@ def _from_lightgbm(estimator: Estimator) -> Any:
     from onnxmltools.convert.common.data_types import FloatTensorType
     from onnxmltools.convert.main import convert_lightgbm
 
-    from optimize.estimators.converters import register_converters
+    from mlctl.optimize.estimators.converters import register_converters
 
     register_converters()
     model = getattr(estimator.model, "booster", estimator.model)

@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.data import Tensors
-from optimize.estimators.skops_file import load_skops
-from optimize.loading import loading
-from registry.catalog import ModelFormat, SourceModel
-from registry.mlmodel import check_signature
-from registry.names import printable
-from registry.quiet import quiet
-from registry.tracking import pickle_loading
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import install_hint
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.estimators.skops_file import load_skops
+from mlctl.optimize.loading import loading
+from mlctl.registry.catalog import ModelFormat, SourceModel
+from mlctl.registry.mlmodel import check_signature
+from mlctl.registry.names import printable
+from mlctl.registry.quiet import quiet
+from mlctl.registry.tracking import pickle_loading
 
 # CatBoost's loss functions of models that choose one class; MultiLogloss chooses several.
 _CATBOOST_MAGIC = b"CBM1"
@@ -280,7 +280,7 @@ def _load_booster(source: SourceModel) -> Any:
     """Return LightGBM's text file behind scikit-learn's interface."""
     import lightgbm
 
-    from optimize.estimators.boosters import BoosterClassifier, BoosterRegressor
+    from mlctl.optimize.estimators.boosters import BoosterClassifier, BoosterRegressor
 
     with loading(source.uri):
         booster = lightgbm.Booster(model_file=str(source.model_path))

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME
-from optimize.data import Tensors
-from optimize.estimators.convert import convert
-from optimize.estimators.estimator import Estimator, describe
-from registry.names import printable
-from registry.quiet import first_line
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.estimators.convert import convert
+from mlctl.optimize.estimators.estimator import Estimator, describe
+from mlctl.registry.names import printable
+from mlctl.registry.quiet import first_line
 
 
 class EstimatorReference:
-    """Implements `optimize.proofs.reference.Reference`."""
+    """Implements `mlctl.optimize.proofs.reference.Reference`."""
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator

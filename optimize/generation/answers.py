@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from optimize.generation.models import Ids, LanguageModel
-from optimize.metrics.parity import Parity, compare, finite
-from optimize.metrics.perplexity import PERPLEXITY
-from optimize.metrics.scores import MetricResult, compare_metric
-from services.generate.options import NO_TOKEN
+from mlctl.optimize.generation.models import Ids, LanguageModel
+from mlctl.optimize.metrics.parity import Parity, compare, finite
+from mlctl.optimize.metrics.perplexity import PERPLEXITY
+from mlctl.optimize.metrics.scores import MetricResult, compare_metric
+from mlctl.services.generate.options import NO_TOKEN
 
 OUTPUT = "logits"
 ANSWER_TOKENS = 32

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.errors import MlctlError
-from bundle.manifest import MODEL_NAME
-from optimize.attempt import Attempt
-from optimize.cache import fetch_or_build
-from optimize.data import Rows, Tensors, row_count
-from optimize.generation.answers import ANSWER_TOKENS, OUTPUT, ask, compare_answers
-from optimize.generation.models import DecoderModel, Ids
-from optimize.generation.source import MAX_TOKENS, SourceAnswers, read_golden
-from optimize.generation.templates import check_chat_template
-from optimize.judge import model_size
-from optimize.metrics.latency import measure_interleaved
-from optimize.metrics.parity import compare
-from optimize.recipes.generation import GenerationRecipe
-from optimize.recipes.graphs import opset_of
-from optimize.time_limit import Pace
-from optimize.variant import Measured, Timings, Variant, load_details
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.optimize.attempt import Attempt
+from mlctl.optimize.cache import fetch_or_build
+from mlctl.optimize.data import Rows, Tensors, row_count
+from mlctl.optimize.generation.answers import ANSWER_TOKENS, OUTPUT, ask, compare_answers
+from mlctl.optimize.generation.models import DecoderModel, Ids
+from mlctl.optimize.generation.source import MAX_TOKENS, SourceAnswers, read_golden
+from mlctl.optimize.generation.templates import check_chat_template
+from mlctl.optimize.judge import model_size
+from mlctl.optimize.metrics.latency import measure_interleaved
+from mlctl.optimize.metrics.parity import compare
+from mlctl.optimize.recipes.generation import GenerationRecipe
+from mlctl.optimize.recipes.graphs import opset_of
+from mlctl.optimize.time_limit import Pace
+from mlctl.optimize.variant import Measured, Timings, Variant, load_details
 
 # Between two runtimes in fp32; rounding gives 1e-6 to 1e-4.
 _MAX_RELATIVE_L2 = 1e-3

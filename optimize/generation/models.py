@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from optimize.loading import loading
-from optimize.recipes.generation import read_generation
-from optimize.recipes.int4_checkpoint import model_folder
-from registry.catalog import SourceModel
-from registry.quiet import quiet
-from services.generate.decoder import Decoder
+from mlctl.optimize.loading import loading
+from mlctl.optimize.recipes.generation import read_generation
+from mlctl.optimize.recipes.int4_checkpoint import model_folder
+from mlctl.registry.catalog import SourceModel
+from mlctl.registry.quiet import quiet
+from mlctl.services.generate.decoder import Decoder
 
 Ids = Sequence[int]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.entries import hash_key
-from bundle.errors import ErrorCode, MlctlError
-from optimize.batching import DEFAULT
-from optimize.cache import fetch_or_build
-from optimize.data import Rows
-from optimize.generation.answers import (
+from mlctl.bundle.entries import hash_key
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.batching import DEFAULT
+from mlctl.optimize.cache import fetch_or_build
+from mlctl.optimize.data import Rows
+from mlctl.optimize.generation.answers import (
     OUTPUT,
     Answers,
     Questions,
@@ -21,18 +21,18 @@ from optimize.generation.answers import (
     save_answers,
     without_filling,
 )
-from optimize.generation.models import TransformersModel
-from optimize.generation.templates import check_chat_template
-from optimize.generation.texts import INPUT, load_texts
-from optimize.judge import Baseline
-from optimize.metrics.perplexity import PERPLEXITY
-from optimize.prepare import OptimizeOptions, Prepared
-from optimize.proofs.probing import ProbeResult
-from optimize.source_graph import ExportedModel, export_key
-from registry.catalog import SourceModel
-from registry.hugging_face import tokenizer_folder
-from services.generate.options import PROMPT, TEXT, TOKENS
-from services.runtime.golden import load_golden, save_golden
+from mlctl.optimize.generation.models import TransformersModel
+from mlctl.optimize.generation.templates import check_chat_template
+from mlctl.optimize.generation.texts import INPUT, load_texts
+from mlctl.optimize.judge import Baseline
+from mlctl.optimize.metrics.perplexity import PERPLEXITY
+from mlctl.optimize.prepare import OptimizeOptions, Prepared
+from mlctl.optimize.proofs.probing import ProbeResult
+from mlctl.optimize.source_graph import ExportedModel, export_key
+from mlctl.registry.catalog import SourceModel
+from mlctl.registry.hugging_face import tokenizer_folder
+from mlctl.services.generate.options import PROMPT, TEXT, TOKENS
+from mlctl.services.runtime.golden import load_golden, save_golden
 
 # Of a text, as of a prompt with its answer; longer texts would need more memory for their scores.
 MAX_TOKENS = 256

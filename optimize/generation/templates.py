@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from registry.quiet import first_line, quiet
-from services.generate.chat_template import ChatTemplate, has_chat_template, read_chat_template
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.registry.quiet import first_line, quiet
+from mlctl.services.generate.chat_template import (
+    ChatTemplate,
+    has_chat_template,
+    read_chat_template,
+)
 
 _USER = {"role": "user", "content": 'How many "words" are <in> this?\nÜber 5 & 漢字 '}
 _ASSISTANT = {"role": "assistant", "content": " Seven.\n"}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.os_errors import translate_os_error
-from bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
-from optimize.data import MIN_ROWS, EvalData, RowLimits, Rows
-from optimize.data.check import Pass
-from optimize.data.load import open_source
-from optimize.data.source import ColumnMap, invalid
+from mlctl.bundle.os_errors import translate_os_error
+from mlctl.bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
+from mlctl.optimize.data import MIN_ROWS, EvalData, RowLimits, Rows
+from mlctl.optimize.data.check import Pass
+from mlctl.optimize.data.load import open_source
+from mlctl.optimize.data.source import ColumnMap, invalid
 
 INPUT = "prompt"
 COLUMN = "text"

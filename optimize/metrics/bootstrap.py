@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimize.data import row_bytes
+from mlctl.optimize.data import row_bytes
 
 Statistic = Callable[[np.ndarray], float]
 """A statistic of fixed rows as a function of the rows' weights [rows]."""

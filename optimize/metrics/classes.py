@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.output_kinds import same_top_class
-from optimize.data import Tensors
-from optimize.metrics.bootstrap import Statistic, weighted_mean
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.output_kinds import same_top_class
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.metrics.bootstrap import Statistic, weighted_mean
 
 _TOP = 5
 # Probabilities sum to 1 within what float16 arithmetic leaves of it.

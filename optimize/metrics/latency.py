@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from bundle.clock import Clock
-from optimize.data import Rows, Tensors
-from services.runtime.session import Session
+from mlctl.bundle.clock import Clock
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.services.runtime.session import Session
 
 # Variants whose times differ by less than this share count as equally fast.
 TIE = 0.05

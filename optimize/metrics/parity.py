@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from bundle.output_kinds import OutputKind, agreement, output_kind, same_steps
-from optimize.data import Tensors
-from optimize.data.rows import row_slices
+from mlctl.bundle.output_kinds import OutputKind, agreement, output_kind, same_steps
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.data.rows import row_slices
 
 
 @dataclass(frozen=True, slots=True)

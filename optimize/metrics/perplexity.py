@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from optimize.data import Tensors
-from optimize.metrics.bootstrap import Statistic
-from optimize.metrics.scores import LabelKind, Metric
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.metrics.bootstrap import Statistic
+from mlctl.optimize.metrics.scores import LabelKind, Metric
 
 PERPLEXITY_NAME = "perplexity"
 

@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.data import Tensors
-from optimize.metrics.bootstrap import Statistic, weighted_mean
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.metrics.bootstrap import Statistic, weighted_mean
 
 
 def rmse(outputs: Tensors, labels: np.ndarray, reference: Tensors) -> Statistic:

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import sha256_file
-from optimize.data import SEED, Rows, Tensors
-from optimize.metrics import classes, quantities
-from optimize.metrics.bootstrap import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import sha256_file
+from mlctl.optimize.data import SEED, Rows, Tensors
+from mlctl.optimize.metrics import classes, quantities
+from mlctl.optimize.metrics.bootstrap import (
     Estimate,
     Statistic,
     bootstrap,
     canonical_order,
 )
-from optimize.user_functions import is_function_name, load_function, user_code
-from registry.names import suggestion
+from mlctl.optimize.user_functions import is_function_name, load_function, user_code
+from mlctl.registry.names import suggestion
 
 RESAMPLES = 1000
 LEVEL = 0.95

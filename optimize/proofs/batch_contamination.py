@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimize.data import Rows, Tensors
-from optimize.metrics.parity import compare, finite
-from optimize.proofs.outlier_rows import SAMPLE_ROWS, distinct, outlier_batches
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.metrics.parity import compare, finite
+from mlctl.optimize.proofs.outlier_rows import SAMPLE_ROWS, distinct, outlier_batches
 
 # The sample and one outlier: an engine must be built for at least this batch size.
 MAX_ROWS = SAMPLE_ROWS + 1

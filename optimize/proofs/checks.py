@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.data import Rows, Tensors
-from optimize.metrics.parity import finite
-from optimize.proofs.reference import Reference
-from optimize.proofs.sizes import Resized, resized
-from registry.quiet import first_line
-from services.runtime.session import Session
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.metrics.parity import finite
+from mlctl.optimize.proofs.reference import Reference
+from mlctl.optimize.proofs.sizes import Resized, resized
+from mlctl.registry.quiet import first_line
+from mlctl.services.runtime.session import Session
 
 # No common example sizes; the evaluation covers the largest bucket.
 BATCHES = (1, 3, 7)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from optimize.data import Tensors
-from optimize.data.rows import row_slices
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.data.rows import row_slices
 
 _ABSOLUTE = 1e-6
 # Of the largest value of its row, or of its column if that is smaller.

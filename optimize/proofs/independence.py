@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from bundle.errors import MlctlError
-from optimize.data import Rows, Tensors
-from optimize.proofs.checks import close
-from optimize.proofs.outlier_rows import distinct, outlier_batches
-from optimize.proofs.reference import Reference
+from mlctl.bundle.errors import MlctlError
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.proofs.checks import close
+from mlctl.optimize.proofs.outlier_rows import distinct, outlier_batches
+from mlctl.optimize.proofs.reference import Reference
 
 # The same kernels run on the same shapes; only summing in another order may differ.
 _SAME = 1e-6

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from optimize.data import Rows, Tensors, row_bytes
+from mlctl.optimize.data import Rows, Tensors, row_bytes
 
 SAMPLE_ROWS = 7
 _SCANNED = 256

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from optimize.data import Rows, Tensors
-from optimize.proofs.outlier_rows import distinct
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.proofs.outlier_rows import distinct
 
 # Given rows that each probe's value is put into.
 BASE_ROWS = 3

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Category, InputConstraints, split_column
-from bundle.tensors import Signature
-from optimize.data import Rows, Tensors
-from optimize.metrics.parity import finite
-from optimize.proofs.differences import describe_difference, differing_rows
-from optimize.proofs.probes import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Category, InputConstraints, split_column
+from mlctl.bundle.tensors import Signature
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.metrics.parity import finite
+from mlctl.optimize.proofs.differences import describe_difference, differing_rows
+from mlctl.optimize.proofs.probes import (
     Exclusion,
     Probe,
     ProbeKind,
@@ -25,14 +25,14 @@ from optimize.proofs.probes import (
     make_probes,
     split_probes,
 )
-from optimize.proofs.reference import Reference
-from optimize.proofs.splits import near_splits, split_values
-from optimize.recipes.graphs import graphs
-from registry.quiet import first_line
-from services.runtime.input_checks import ValueChecks
-from services.runtime.run_errors import RunError
-from services.runtime.scorer import join_rows
-from services.runtime.session import Session
+from mlctl.optimize.proofs.reference import Reference
+from mlctl.optimize.proofs.splits import near_splits, split_values
+from mlctl.optimize.recipes.graphs import graphs
+from mlctl.registry.quiet import first_line
+from mlctl.services.runtime.input_checks import ValueChecks
+from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.runtime.scorer import join_rows
+from mlctl.services.runtime.session import Session
 
 _MAX_ROWS = 2000
 MAX_CATEGORIES = 5000

@@ -13,23 +13,23 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME
-from bundle.tensors import Datatype, Signature
-from optimize.data import Tensors
-from optimize.estimators import EstimatorReference, load_estimator
-from optimize.proofs.adapter import adapt
-from optimize.proofs.export import export_torch
-from optimize.proofs.source_checks import check_onnx_source, check_torch_source
-from optimize.recipes.base import save_graph
-from optimize.text.encoder import load_text_encoder
-from registry.catalog import ModelFormat, SourceModel
-from registry.names import printable
-from registry.onnx_file import make_plain, zipmap_classes, zipmaps
-from registry.quiet import first_line, quiet
-from registry.tracking import pickle_loading
-from services.runtime.onnx_graph import read_graph
-from services.runtime.session import Session, load_onnx, open_session
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.tensors import Datatype, Signature
+from mlctl.optimize.data import Tensors
+from mlctl.optimize.estimators import EstimatorReference, load_estimator
+from mlctl.optimize.proofs.adapter import adapt
+from mlctl.optimize.proofs.export import export_torch
+from mlctl.optimize.proofs.source_checks import check_onnx_source, check_torch_source
+from mlctl.optimize.recipes.base import save_graph
+from mlctl.optimize.text.encoder import load_text_encoder
+from mlctl.registry.catalog import ModelFormat, SourceModel
+from mlctl.registry.names import printable
+from mlctl.registry.onnx_file import make_plain, zipmap_classes, zipmaps
+from mlctl.registry.quiet import first_line, quiet
+from mlctl.registry.tracking import pickle_loading
+from mlctl.services.runtime.onnx_graph import read_graph
+from mlctl.services.runtime.session import Session, load_onnx, open_session
 
 _NOT_IN_TORCH = (Datatype.BYTES, Datatype.BF16)
 _UNKNOWN_OPERATOR = re.compile(r"failed to resolve torch\.ops\.(\S+) to an operator")
@@ -108,7 +108,7 @@ class TorchReference:
 class OnnxReference:
     """A model that was registered as ONNX: it runs as it is, and is exported in a plain form.
 
-    See `registry.onnx_file.make_plain`. The scores of a ZipMap are read from its maps.
+    See `mlctl.registry.onnx_file.make_plain`. The scores of a ZipMap are read from its maps.
     """
 
     def __init__(self, path: Path, model: Any) -> None:

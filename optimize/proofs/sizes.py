@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bundle.tensors import DYNAMIC, Signature
-from optimize.data import Tensors
+from mlctl.bundle.tensors import DYNAMIC, Signature
+from mlctl.optimize.data import Tensors
 
 
 @dataclass(frozen=True, slots=True)

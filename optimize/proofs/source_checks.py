@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.recipes.graphs import graphs
-from registry.catalog import SourceModel
-from registry.names import printable
-from registry.onnx_file import graph_inputs, zipmaps
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.recipes.graphs import graphs
+from mlctl.registry.catalog import SourceModel
+from mlctl.registry.names import printable
+from mlctl.registry.onnx_file import graph_inputs, zipmaps
 
 _EVAL_HINT = (
     'Call `model.eval()` before you log it: with serialization_format="pt2" the mode is '

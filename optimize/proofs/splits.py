@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from bundle.manifest import MODEL_NAME
-from optimize.data import Tensors
-from services.runtime.session import open_session
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.optimize.data import Tensors
+from mlctl.services.runtime.session import open_session
 
 # An input, and a feature of its matrix; None for an input of one value per row.
 Column = tuple[str, int | None]

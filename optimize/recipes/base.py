@@ -12,9 +12,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bundle.entries import Key
-from bundle.manifest import MODEL_NAME
-from optimize.data import Rows
+from mlctl.bundle.entries import Key
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.optimize.data import Rows
 
 DATA_NAME = f"{MODEL_NAME}.data"
 

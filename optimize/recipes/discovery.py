@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.recipes.base import Precision, Recipe, Target
-from optimize.recipes.fp16 import Fp16
-from optimize.recipes.fp32 import Fp32
-from optimize.recipes.generation import GenerationRecipe
-from optimize.recipes.quantized import Int4, Int4Trt, Int8Dynamic, Int8Static, Int8Trt
-from registry.names import printable, suggestion
-from registry.quiet import first_line, quiet
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.recipes.base import Precision, Recipe, Target
+from mlctl.optimize.recipes.fp16 import Fp16
+from mlctl.optimize.recipes.fp32 import Fp32
+from mlctl.optimize.recipes.generation import GenerationRecipe
+from mlctl.optimize.recipes.quantized import Int4, Int4Trt, Int8Dynamic, Int8Static, Int8Trt
+from mlctl.registry.names import printable, suggestion
+from mlctl.registry.quiet import first_line, quiet
 
 GROUP = "mlctl.recipes"
 
@@ -87,7 +87,7 @@ def _load(entry: EntryPoint) -> Recipe:
     if recipe.precision not in get_args(Precision):
         raise ValueError(f"its precision is not one of {', '.join(get_args(Precision))}")
     if not recipe.targets <= frozenset(Target):
-        raise ValueError("its targets are not a frozenset of optimize.recipes.base.Target")
+        raise ValueError("its targets are not a frozenset of mlctl.optimize.recipes.base.Target")
     return recipe
 
 

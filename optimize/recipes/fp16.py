@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from optimize.data import Rows
-from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
-from optimize.recipes.graphs import load_typed, write_beside
-from optimize.recipes.half import FP16_MAX, is_beyond
-from optimize.recipes.narrow import narrow
-from optimize.recipes.observe import observe, show_values
+from mlctl.optimize.data import Rows
+from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
+from mlctl.optimize.recipes.graphs import load_typed, write_beside
+from mlctl.optimize.recipes.half import FP16_MAX, is_beyond
+from mlctl.optimize.recipes.narrow import narrow
+from mlctl.optimize.recipes.observe import observe, show_values
 
 # Rows that were not observed may have values twice as large.
 _HEADROOM = 2.0

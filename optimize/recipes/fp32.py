@@ -6,8 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.manifest import MODEL_NAME
-from optimize.recipes.base import DATA_NAME, Details, Precision, Target, Workbench
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.optimize.recipes.base import DATA_NAME, Details, Precision, Target, Workbench
 
 
 @dataclass(frozen=True, slots=True)

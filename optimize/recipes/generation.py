@@ -14,14 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME, Generation
-from bundle.packages import install_hint, installed_version
-from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
-from optimize.recipes.half import to_half
-from optimize.recipes.int4_checkpoint import is_quantized, model_folder, sort_rows
-from registry.quiet import first_line, quiet
-from services.generate.chat_template import has_chat_template
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME, Generation
+from mlctl.bundle.packages import install_hint, installed_version
+from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
+from mlctl.optimize.recipes.half import to_half
+from mlctl.optimize.recipes.int4_checkpoint import is_quantized, model_folder, sort_rows
+from mlctl.registry.quiet import first_line, quiet
+from mlctl.services.generate.chat_template import has_chat_template
 
 CONFIG_NAME = "genai_config.json"
 # Values of a weight that is not worth a cast.

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bundle.manifest import MODEL_NAME
-from optimize.recipes.base import save_graph
-from registry.hugging_face import CONFIG_NAME, QUANTIZATION, tokenizer_folder
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.optimize.recipes.base import save_graph
+from mlctl.registry.hugging_face import CONFIG_NAME, QUANTIZATION, tokenizer_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from optimize.recipes import graphs
-from optimize.recipes.base import NotApplicableError
-from optimize.recipes.half import FP16_MAX, is_beyond, to_half
+from mlctl.optimize.recipes import graphs
+from mlctl.optimize.recipes.base import NotApplicableError
+from mlctl.optimize.recipes.half import FP16_MAX, is_beyond, to_half
 
 _LISTED = 8
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimize.recipes.base import Details, Precision, Target, Workbench
-from optimize.recipes.quantize.methods import dynamic_methods, static_methods, weights_method
-from optimize.recipes.quantize.search import build
+from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench
+from mlctl.optimize.recipes.quantize.methods import dynamic_methods, static_methods, weights_method
+from mlctl.optimize.recipes.quantize.search import build
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from optimize.charts.numbers import significant
-from optimize.charts.scale import Scale, fit
-from optimize.charts.shapes import (
+from mlctl.optimize.charts.numbers import significant
+from mlctl.optimize.charts.scale import Scale, fit
+from mlctl.optimize.charts.shapes import (
     Area,
     Chart,
     Shape,
@@ -19,10 +19,10 @@ from optimize.charts.shapes import (
     rows,
     shape,
 )
-from optimize.choice import MEGABYTE, VariantVerdict
-from optimize.evidence import OptimizeReport
-from optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
-from optimize.metrics.latency import BatchLatency
+from mlctl.optimize.choice import MEGABYTE, VariantVerdict
+from mlctl.optimize.evidence import OptimizeReport
+from mlctl.optimize.goals import MIN_AGREEMENT, MIN_CENTRED_COSINE, Prefer, max_relative_l2
+from mlctl.optimize.metrics.latency import BatchLatency
 
 # A variant is drawn at the edge if it is this many times as far from the best as the limit is: one
 # broken variant would otherwise squeeze the others into a line.

@@ -7,16 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.output_kinds import OutputKind
-from optimize.charts.numbers import milliseconds, rate, score, signed, significant, size, times
-from optimize.charts.templates import chart_environment
-from optimize.choice import BASELINES, Judged, VariantVerdict
-from optimize.evidence import OptimizeReport
-from optimize.metrics.parity import Parity
-from optimize.metrics.scores import Metric
-from optimize.recipes.base import LayerCost
-from optimize.report.charts import pareto_chart, tradeoff
-from optimize.variant import Measured
+from mlctl.bundle.output_kinds import OutputKind
+from mlctl.optimize.charts.numbers import (
+    milliseconds,
+    rate,
+    score,
+    signed,
+    significant,
+    size,
+    times,
+)
+from mlctl.optimize.charts.templates import chart_environment
+from mlctl.optimize.choice import BASELINES, Judged, VariantVerdict
+from mlctl.optimize.evidence import OptimizeReport
+from mlctl.optimize.metrics.parity import Parity
+from mlctl.optimize.metrics.scores import Metric
+from mlctl.optimize.recipes.base import LayerCost
+from mlctl.optimize.report.charts import pareto_chart, tradeoff
+from mlctl.optimize.variant import Measured
 
 SHOWN_LAYERS = 20
 _TEMPLATE = "report.html.j2"

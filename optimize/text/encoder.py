@@ -17,15 +17,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import TRANSFORM_NAME, TRANSFORM_REQUIREMENTS
-from bundle.packages import install_hint, installed_version
-from bundle.paths import resolve_inside
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.loading import loading
-from registry.catalog import SourceModel
-from registry.hugging_face import architecture, find_task
-from registry.names import printable
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import TRANSFORM_NAME, TRANSFORM_REQUIREMENTS
+from mlctl.bundle.packages import install_hint, installed_version
+from mlctl.bundle.paths import resolve_inside
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.optimize.loading import loading
+from mlctl.registry.catalog import SourceModel
+from mlctl.registry.hugging_face import architecture, find_task
+from mlctl.registry.names import printable
 
 _TOKENIZER = "components/tokenizer"
 _TEMPLATE = "transform.py.j2"
@@ -126,7 +126,7 @@ def load_text_encoder(source: SourceModel) -> Any:
     """Return the torch module in evaluation mode, from safetensors and without code."""
     import transformers
 
-    from optimize.text.modules import MaskedLogits, MeanState
+    from mlctl.optimize.text.modules import MaskedLogits, MeanState
 
     task = read_text_encoder(source).task
     classes: Mapping[TextTask, Any] = {

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from optimize.proofs.checks import close
-from services.runtime.transform import TransformError, TransformStep
+from mlctl.optimize.proofs.checks import close
+from mlctl.services.runtime.transform import TransformError, TransformStep
 
 Tensors = Mapping[str, np.ndarray]
 Runner = Callable[[Tensors], dict[str, np.ndarray]]

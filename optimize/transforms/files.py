@@ -11,11 +11,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import scratch_directory, settle, sha256_file
-from bundle.home import state_dir
-from bundle.manifest import TRANSFORM_NAME, canonical_json
-from bundle.paths import check_relative
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import scratch_directory, settle, sha256_file
+from mlctl.bundle.home import state_dir
+from mlctl.bundle.manifest import TRANSFORM_NAME, canonical_json
+from mlctl.bundle.paths import check_relative
 
 FILE_NAME = Path(TRANSFORM_NAME).name
 MAX_BYTES = 64 << 20

@@ -17,21 +17,21 @@ from typing import TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from bundle import manifest
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import TRANSFORM_FOLDER, TRANSFORM_REQUIREMENTS
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.transforms.checks import (
+from mlctl.bundle import manifest
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import TRANSFORM_FOLDER, TRANSFORM_REQUIREMENTS
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.transforms.checks import (
     SAMPLE_ROWS,
     Runner,
     Tensors,
     check_pure,
     rows_are_independent,
 )
-from optimize.transforms.files import FILE_NAME, content_sha256, invalid, snapshot
-from registry.quiet import quiet
-from services.runtime.requirements import check_installed, parse_requirements
-from services.runtime.transform import Transform, TransformError, load_module
+from mlctl.optimize.transforms.files import FILE_NAME, content_sha256, invalid, snapshot
+from mlctl.registry.quiet import quiet
+from mlctl.services.runtime.requirements import check_installed, parse_requirements
+from mlctl.services.runtime.transform import Transform, TransformError, load_module
 
 _T = TypeVar("_T")
 

@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import bento_home
-from bundle.ports import free_ports, require_free, resolve_host
-from registry.tracking import tracking_uri
-from rollout.client.lifecycle import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import bento_home
+from mlctl.bundle.ports import free_ports, require_free, resolve_host
+from mlctl.registry.tracking import tracking_uri
+from mlctl.rollout.client.lifecycle import (
     POLL_SECONDS,
     ensure_daemon,
     spawn_daemon,
     take_down,
     wait_until,
 )
-from rollout.domain import agreement, labels, slo
-from rollout.domain.batch_traffic import BatchHint, batch_hint
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
-from rollout.domain.process_ref import NO_PROCESS, PROXY
-from rollout.domain.spec import (
+from mlctl.rollout.domain import agreement, labels, slo
+from mlctl.rollout.domain.batch_traffic import BatchHint, batch_hint
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
+from mlctl.rollout.domain.process_ref import NO_PROCESS, PROXY
+from mlctl.rollout.domain.spec import (
     LOOPBACK,
     DeploymentSettings,
     Ports,
@@ -36,22 +36,22 @@ from rollout.domain.spec import (
     Slot,
     check_name,
 )
-from rollout.domain.split import SplitRecord
-from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local import processes
-from rollout.drivers.local.activator import awake
-from rollout.drivers.local.samples import sample_folder
-from rollout.drivers.local.security_settings import (
+from mlctl.rollout.domain.split import SplitRecord
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.drivers.local import processes
+from mlctl.rollout.drivers.local.activator import awake
+from mlctl.rollout.drivers.local.samples import sample_folder
+from mlctl.rollout.drivers.local.security_settings import (
     with_client_limit,
     with_signer,
     with_token,
     with_webhook_secret,
 )
-from rollout.drivers.proxies import edges_of, proxy_of
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, Deployment, JournalEvent, Rollout
-from rollout.journal.traffic import read_traffic
+from mlctl.rollout.drivers.proxies import edges_of, proxy_of
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import ENDED, Deployment, JournalEvent, Rollout
+from mlctl.rollout.journal.traffic import read_traffic
 
 _PAGE = 500
 _DAEMON_CHECK_SECONDS = 2.0

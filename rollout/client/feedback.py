@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.output_kinds import OutputKind
-from rollout.domain.labels import Deviation, Label, deviation
-from rollout.domain.spec import RolloutSpec
-from rollout.drivers.local.samples import SampleFolder
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.predictions import Accuracy, Prediction, PredictionStore
-from rollout.journal.records import Deployment, Rollout
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.output_kinds import OutputKind
+from mlctl.rollout.domain.labels import Deviation, Label, deviation
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.drivers.local.samples import SampleFolder
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.predictions import Accuracy, Prediction, PredictionStore
+from mlctl.rollout.journal.records import Deployment, Rollout
 
 
 @dataclass(frozen=True, slots=True)

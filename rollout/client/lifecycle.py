@@ -10,17 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
-from registry.tracking import TRACKING_VARIABLE
-from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
-from rollout.domain.process_ref import ACTIVATOR, DAEMON, PROXY, ProcessRef
-from rollout.domain.spec import DeploymentSettings, Slot
-from rollout.drivers.local import processes
-from rollout.drivers.local.fleet import replica_of
-from rollout.drivers.local.samples import SampleFolder
-from rollout.drivers.local.security_settings import security_environment
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
+from mlctl.registry.tracking import TRACKING_VARIABLE
+from mlctl.rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
+from mlctl.rollout.domain.process_ref import ACTIVATOR, DAEMON, PROXY, ProcessRef
+from mlctl.rollout.domain.spec import DeploymentSettings, Slot
+from mlctl.rollout.drivers.local import processes
+from mlctl.rollout.drivers.local.fleet import replica_of
+from mlctl.rollout.drivers.local.samples import SampleFolder
+from mlctl.rollout.drivers.local.security_settings import security_environment
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 
 POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
@@ -41,7 +41,7 @@ def ensure_daemon(journal: Journal, name: str) -> None:
 def spawn_daemon(name: str, settings: DeploymentSettings) -> ProcessRef:
     """Start a watcher with its daemon; the process of the watcher."""
     role = processes.process_role(paths.directory(name), DAEMON)
-    command = [sys.executable, "-P", "-m", "rollout.daemon.watch", name]
+    command = [sys.executable, "-P", "-m", "mlctl.rollout.daemon.watch", name]
     log = paths.daemon_log(name)
     processes.log_start(log, DAEMON)
     return processes.spawn(role, command, log, _environment(settings))

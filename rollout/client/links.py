@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollout.daemon.reporting.alias import AliasSink
-from rollout.daemon.reporting.projection import RunLink, link
-from rollout.daemon.reporting.webhooks import host_of, notified, sink_of
-from rollout.domain.spec import LOOPBACK
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import run_sink
+from mlctl.rollout.daemon.reporting.alias import AliasSink
+from mlctl.rollout.daemon.reporting.projection import RunLink, link
+from mlctl.rollout.daemon.reporting.webhooks import host_of, notified, sink_of
+from mlctl.rollout.domain.spec import LOOPBACK
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import run_sink
 
 
 @dataclass(frozen=True, slots=True)

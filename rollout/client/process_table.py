@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import psutil
 
-from rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
-from rollout.domain.process_ref import DAEMON, NO_PROCESS, PROXY, ProcessRef
-from rollout.domain.spec import Slot
-from rollout.drivers.local import processes
-from rollout.drivers.local.fleet import replica_of
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment
+from mlctl.rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
+from mlctl.rollout.domain.process_ref import DAEMON, NO_PROCESS, PROXY, ProcessRef
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.drivers.local import processes
+from mlctl.rollout.drivers.local.fleet import replica_of
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Deployment
 
 _SAMPLE_SECONDS = 0.2
 _TIMEOUT = 2.0

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
-    from bento.provenance import BundleFacts
-    from registry.catalog import ModelRow
-    from rollout.journal.records import Deployment, Rollout
-    from services.runtime.bento_store import BentoInfo
+    from mlctl.bento.provenance import BundleFacts
+    from mlctl.registry.catalog import ModelRow
+    from mlctl.rollout.journal.records import Deployment, Rollout
+    from mlctl.services.runtime.bento_store import BentoInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ProvenanceSources:
     deployments: Sequence[Deployment]
 
     def digests(self) -> set[str]:
-        from bento.provenance import digests_of
+        from mlctl.bento.provenance import digests_of
 
         revisions = [
             each for rollout in self.rollouts for each in (rollout.live, rollout.candidate)
@@ -37,10 +37,10 @@ class ProvenanceSources:
 
 def sources() -> ProvenanceSources:
     """Read the Bento store, the registry and the journal. REGISTRY_UNAVAILABLE."""
-    from registry.mlflow_catalog import MlflowCatalog
-    from rollout.journal import paths
-    from rollout.journal.journal import Journal
-    from services.runtime.bento_store import find_bento, list_bentos
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
+    from mlctl.rollout.journal import paths
+    from mlctl.rollout.journal.journal import Journal
+    from mlctl.services.runtime.bento_store import find_bento, list_bentos
 
     bentos = tuple(map(find_bento, list_bentos()))
     with Journal(paths.journal()) as journal:
@@ -54,11 +54,11 @@ def find_digest(reference: str, found: ProvenanceSources) -> tuple[str, BundleFa
     It is a bundle's folder, a Bento NAME:VERSION, the start of a digest, or a registered model as
     `mlctl build` takes it. INVALID_INPUT, NOT_FOUND, BENTO_NOT_FOUND or MODEL_NOT_FOUND.
     """
-    from bento.provenance import BundleFacts, full_digest, is_digest
-    from bundle.manifest import MANIFEST_NAME
-    from bundle.verify import verify
-    from registry.mlflow_catalog import MlflowCatalog
-    from services.runtime.bento_store import DIGEST_LABEL, find_bento
+    from mlctl.bento.provenance import BundleFacts, full_digest, is_digest
+    from mlctl.bundle.manifest import MANIFEST_NAME
+    from mlctl.bundle.verify import verify
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
+    from mlctl.services.runtime.bento_store import DIGEST_LABEL, find_bento
 
     if Path(reference, MANIFEST_NAME).is_file() or reference.startswith(("./", "../", "/")):
         verified = verify(Path(reference))
@@ -81,8 +81,8 @@ def chain(
     digest: str, found: ProvenanceSources, facts: BundleFacts | None = None
 ) -> dict[str, Any]:
     """Return the chain as --json shows it; null where nothing is left."""
-    from bento.provenance import origin_of
-    from rollout.client.rendering import rollout_document
+    from mlctl.bento.provenance import origin_of
+    from mlctl.rollout.client.rendering import rollout_document
 
     return {
         "digest": digest,

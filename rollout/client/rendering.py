@@ -7,10 +7,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.spec import Outcome
-from rollout.domain.verdict import first_line
-from rollout.journal.records import JournalEvent, Rollout
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.spec import Outcome
+from mlctl.rollout.domain.verdict import first_line
+from mlctl.rollout.journal.records import JournalEvent, Rollout
 
 # The counts of a tick that are shown when they are not zero, and their words.
 _BAD = {
@@ -195,7 +195,7 @@ def rollout_document(rollout: Rollout) -> dict[str, Any]:
 
 def _accuracy_document(rollout: Rollout) -> dict[str, Any] | None:
     """The labelled requests of both revisions; None for a rollout that is not judged by labels."""
-    from rollout.domain.verdict import Gate
+    from mlctl.rollout.domain.verdict import Gate
 
     if rollout.spec.min_accuracy is None:
         return None

@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from bento.interface import interface_of
-from bento.signed import verify_bento
-from bundle.errors import ErrorCode, MlctlError
-from bundle.interface import to_document
-from bundle.manifest import EVIDENCE_NAME
-from bundle.verify import read_manifest
-from rollout.domain.scores import ProvedScore
-from rollout.domain.spec import Revision
-from services.online.settings import load_settings
-from services.runtime.bento_layout import model_folder, read_bento_manifest
-from services.runtime.bento_store import SERVER_LABEL, SERVER_VERSION, find_bento
+from mlctl.bento.interface import interface_of
+from mlctl.bento.signed import verify_bento
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.interface import to_document
+from mlctl.bundle.manifest import EVIDENCE_NAME
+from mlctl.bundle.verify import read_manifest
+from mlctl.rollout.domain.scores import ProvedScore
+from mlctl.rollout.domain.spec import Revision
+from mlctl.services.online.settings import load_settings
+from mlctl.services.runtime.bento_layout import model_folder, read_bento_manifest
+from mlctl.services.runtime.bento_store import SERVER_LABEL, SERVER_VERSION, find_bento
 
 _LABELS = ("digest", "model", "version", "source")
 
@@ -25,8 +25,8 @@ def find_revision(bento: str) -> Revision:
     """Return the revision in the Bento store for `bento` (NAME:VERSION, or NAME for the newest).
 
     BENTO_NOT_FOUND, or INVALID_INPUT for a Bento that `mlctl build` did not make, or an older one
-    whose server the proxy cannot reach. What `bundle.verify` raises if a file of it is altered or
-    missing.
+    whose server the proxy cannot reach. What `mlctl.bundle.verify` raises if a file of it is
+    altered or missing.
     SIGNATURE_INVALID if MLCTL_REQUIRE_SIGNATURE is set and a bundle is not signed by that key.
     """
     found = find_bento(bento)

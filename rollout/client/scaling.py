@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.client.lifecycle import ensure_daemon
-from rollout.client.process_table import slot_rows
-from rollout.domain.spec import DeploymentSettings
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.client.lifecycle import ensure_daemon
+from mlctl.rollout.client.process_table import slot_rows
+from mlctl.rollout.domain.spec import DeploymentSettings
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Deployment
 
 
 def scale(name: str, replicas: int | None = None, **given: Any) -> Deployment:

@@ -10,9 +10,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import gates
-from rollout.domain.spec import RolloutSpec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain import gates
+from mlctl.rollout.domain.spec import RolloutSpec
 
 
 def read_spec(path: Path) -> dict[str, Any]:

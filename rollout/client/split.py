@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.client.lifecycle import ensure_daemon, wait_until
-from rollout.client.process_table import slot_rows
-from rollout.domain.spec import Revision
-from rollout.drivers.local.logs import path as log_path
-from rollout.drivers.local.processes import log_tail
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.client.lifecycle import ensure_daemon, wait_until
+from mlctl.rollout.client.process_table import slot_rows
+from mlctl.rollout.domain.spec import Revision
+from mlctl.rollout.drivers.local.logs import path as log_path
+from mlctl.rollout.drivers.local.processes import log_tail
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Deployment
 
 
 def split(name: str, shares: dict[Revision, int], *, sticky: bool) -> Deployment:

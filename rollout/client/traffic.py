@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.counts import Totals, difference
-from rollout.domain.planner import RolloutPlan, Today, plan, today
-from rollout.domain.ports import DataPlaneUnavailable, Meter
-from rollout.domain.spec import Revision, RolloutSpec
-from rollout.drivers.proxies import edges_of, proxy_of
-from rollout.journal import paths, rejections
-from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.counts import Totals, difference
+from mlctl.rollout.domain.planner import RolloutPlan, Today, plan, today
+from mlctl.rollout.domain.ports import DataPlaneUnavailable, Meter
+from mlctl.rollout.domain.spec import Revision, RolloutSpec
+from mlctl.rollout.drivers.proxies import edges_of, proxy_of
+from mlctl.rollout.journal import paths, rejections
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Deployment
 
 MEASURED_SECONDS = 3.0
 

@@ -11,31 +11,31 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from rollout.daemon.shadow.watch import ShadowComparison
-from rollout.daemon.world import World
-from rollout.domain import state_machine as machine
-from rollout.domain.counts import Window
-from rollout.domain.evidence import GateEvidence, begin
-from rollout.domain.join import AnswerSide
-from rollout.domain.observer import TrafficObserver
-from rollout.domain.operator_commands import Request, next_request
-from rollout.domain.ports import (
+from mlctl.rollout.daemon.shadow.watch import ShadowComparison
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain import state_machine as machine
+from mlctl.rollout.domain.counts import Window
+from mlctl.rollout.domain.evidence import GateEvidence, begin
+from mlctl.rollout.domain.join import AnswerSide
+from mlctl.rollout.domain.observer import TrafficObserver
+from mlctl.rollout.domain.operator_commands import Request, next_request
+from mlctl.rollout.domain.ports import (
     DataPlaneRejected,
     ProcessState,
     TrafficSplit,
 )
-from rollout.domain.spec import Slot
-from rollout.domain.state_machine import (
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.state_machine import (
     WATCHED,
     RolloutPhase,
     RolloutProgress,
     Signal,
     TickObservation,
 )
-from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict
-from rollout.journal import records
-from rollout.journal.journal import RequestWaitsError
-from rollout.journal.records import Rollout
+from mlctl.rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict
+from mlctl.rollout.journal import records
+from mlctl.rollout.journal.journal import RequestWaitsError
+from mlctl.rollout.journal.records import Rollout
 
 
 class Controller:

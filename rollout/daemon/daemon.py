@@ -1,4 +1,4 @@
-"""The process that watches one deployment: `python -m rollout.daemon.daemon NAME`.
+"""The process that watches one deployment: `python -m mlctl.rollout.daemon.daemon NAME`.
 
 It holds a lock for life, supervises the proxy and the live Bento, and ticks the active rollout.
 Clients only write to the journal, which the daemon polls; so a client may die at any time.
@@ -24,23 +24,23 @@ from types import FrameType
 
 import psutil
 
-from bundle.clock import Clock, SystemClock
-from bundle.garbage import rare_collection
-from rollout.daemon.controller import Controller
-from rollout.daemon.recording import Recording
-from rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
-from rollout.daemon.reporting.outbox import EventSink, OpenSink, Outbox, run_command
-from rollout.daemon.reporting.runs import RunsSink
-from rollout.daemon.reporting.telemetry import MetricsServer
-from rollout.daemon.reporting.webhooks import WebhookSink, notified, sink_of
-from rollout.daemon.scaler import Scaler
-from rollout.daemon.split_meter import SplitMeter
-from rollout.daemon.supervisor import Supervisor
-from rollout.daemon.vitals import Vitals
-from rollout.daemon.watch import seconds_unseen
-from rollout.daemon.world import World
-from rollout.domain.counts import Reading
-from rollout.domain.ports import (
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.garbage import rare_collection
+from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.daemon.recording import Recording
+from mlctl.rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
+from mlctl.rollout.daemon.reporting.outbox import EventSink, OpenSink, Outbox, run_command
+from mlctl.rollout.daemon.reporting.runs import RunsSink
+from mlctl.rollout.daemon.reporting.telemetry import MetricsServer
+from mlctl.rollout.daemon.reporting.webhooks import WebhookSink, notified, sink_of
+from mlctl.rollout.daemon.scaler import Scaler
+from mlctl.rollout.daemon.split_meter import SplitMeter
+from mlctl.rollout.daemon.supervisor import Supervisor
+from mlctl.rollout.daemon.vitals import Vitals
+from mlctl.rollout.daemon.watch import seconds_unseen
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.counts import Reading
+from mlctl.rollout.domain.ports import (
     TOTAL_WEIGHT,
     DataPlaneRejected,
     DataPlaneUnavailable,
@@ -49,19 +49,19 @@ from rollout.domain.ports import (
     MeteredDataPlane,
     TrafficSplit,
 )
-from rollout.domain.process_ref import DAEMON, ProcessRef
-from rollout.domain.spec import DeploymentSettings, Revision, Slot, check_name
-from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local import logs, processes
-from rollout.drivers.local.fleet import Fleet
-from rollout.drivers.local.launcher import LocalLauncher
-from rollout.drivers.local.processes import TOKEN_VARIABLE
-from rollout.drivers.local.samples import sample_folder
-from rollout.drivers.proxies import edges_of, proxy_of
-from rollout.journal import paths
-from rollout.journal.journal import Journal, StaleEpochError
-from rollout.journal.records import Deployment, Rollout, dumps
-from rollout.journal.traffic import HourlyTraffic
+from mlctl.rollout.domain.process_ref import DAEMON, ProcessRef
+from mlctl.rollout.domain.spec import DeploymentSettings, Revision, Slot, check_name
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.drivers.local import logs, processes
+from mlctl.rollout.drivers.local.fleet import Fleet
+from mlctl.rollout.drivers.local.launcher import LocalLauncher
+from mlctl.rollout.drivers.local.processes import TOKEN_VARIABLE
+from mlctl.rollout.drivers.local.samples import sample_folder
+from mlctl.rollout.drivers.proxies import edges_of, proxy_of
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal, StaleEpochError
+from mlctl.rollout.journal.records import Deployment, Rollout, dumps
+from mlctl.rollout.journal.traffic import HourlyTraffic
 
 # How soon a command is seen. With 0.02 these polls took half of an idle daemon's CPU time.
 _POLL_SECONDS = 0.05
@@ -301,8 +301,8 @@ def _launcher(
     logs: Path, settings: DeploymentSettings, data_plane: MeteredDataPlane, stack: ExitStack
 ) -> Launcher:
     if settings.kubernetes is not None:
-        from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
-        from rollout.drivers.kubernetes.launcher import KubernetesLauncher
+        from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
+        from mlctl.rollout.drivers.kubernetes.launcher import KubernetesLauncher
 
         assert isinstance(data_plane, KubernetesDataPlane)
         return KubernetesLauncher(settings.kubernetes, data_plane, logs)

@@ -11,15 +11,15 @@ import logging
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from bundle.clock import Clock
-from bundle.errors import MlctlError
-from bundle.sampling import Sampling, write_sampling
-from rollout.daemon.segments import Segments
-from rollout.domain.join import Recorded
-from rollout.domain.labels import LabelledTrials, trials
-from rollout.domain.spec import RolloutSpec, Slot
-from rollout.drivers.local.samples import SampleFolder, redacted
-from rollout.journal.predictions import PredictionStore
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.sampling import Sampling, write_sampling
+from mlctl.rollout.daemon.segments import Segments
+from mlctl.rollout.domain.join import Recorded
+from mlctl.rollout.domain.labels import LabelledTrials, trials
+from mlctl.rollout.domain.spec import RolloutSpec, Slot
+from mlctl.rollout.drivers.local.samples import SampleFolder, redacted
+from mlctl.rollout.journal.predictions import PredictionStore
 
 MAX_ROWS_PER_SECOND = 200.0
 MAX_BYTES_PER_SECOND = float(8 << 20)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollout.daemon.world import World
-from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
-from rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
-from rollout.drivers.local.processes import log_tail
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
+from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
+from mlctl.rollout.drivers.local.processes import log_tail
 
 FIRST_PAUSE = 1.0
 MAX_PAUSE = 30.0

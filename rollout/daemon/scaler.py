@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollout.daemon.world import World
-from rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
-from rollout.domain.ports import DataPlaneUnavailable
-from rollout.domain.spec import DeploymentSettings
-from rollout.journal.records import Deployment
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
+from mlctl.rollout.domain.ports import DataPlaneUnavailable
+from mlctl.rollout.domain.spec import DeploymentSettings
+from mlctl.rollout.journal.records import Deployment
 
 
 class Scaler:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bundle.sampling import AT, DIGEST, OUTPUT_PREFIX, REQUEST_ID, ROW, SEGMENT_SUFFIX
-from rollout.domain.compare import Answer
-from rollout.domain.join import Recorded
+from mlctl.bundle.sampling import AT, DIGEST, OUTPUT_PREFIX, REQUEST_ID, ROW, SEGMENT_SUFFIX
+from mlctl.rollout.domain.compare import Answer
+from mlctl.rollout.domain.join import Recorded
 
 _LOG = logging.getLogger(__name__)
 _MICROSECONDS = 1e6

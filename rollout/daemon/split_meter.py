@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollout.daemon.world import World
-from rollout.domain.counts import Reading, difference
-from rollout.domain.spec import Slot
-from rollout.domain.split import BLOCK_SECONDS
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.counts import Reading, difference
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.split import BLOCK_SECONDS
 
 
 class SplitMeter:

@@ -13,16 +13,16 @@ from typing import Any
 
 import psutil
 
-from bundle.ports import free_ports
-from rollout.daemon.replicas import HungCheck, Restarts, SlotReplicas
-from rollout.daemon.world import World
-from rollout.domain.ports import DataPlaneUnavailable, Proxy
-from rollout.domain.process_ref import ACTIVATOR, NO_PROCESS, PROXY, ProcessRef
-from rollout.domain.spec import Endpoint, PreviousRevision
-from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.local import logs, processes
-from rollout.drivers.local.activator import activator_command
-from rollout.journal.records import Deployment, Rollout
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.daemon.replicas import HungCheck, Restarts, SlotReplicas
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.ports import DataPlaneUnavailable, Proxy
+from mlctl.rollout.domain.process_ref import ACTIVATOR, NO_PROCESS, PROXY, ProcessRef
+from mlctl.rollout.domain.spec import Endpoint, PreviousRevision
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.drivers.local import logs, processes
+from mlctl.rollout.drivers.local.activator import activator_command
+from mlctl.rollout.journal.records import Deployment, Rollout
 
 # The previous revision is stopped rather than leave the live one less of the machine's memory.
 MIN_FREE_MEMORY = 0.1

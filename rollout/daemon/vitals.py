@@ -19,17 +19,17 @@ from typing import Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from bundle.errors import MlctlError
-from bundle.latency import (
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.latency import (
     FIRST_TOKEN_EDGES_MS,
     TOKEN_EDGES_MS,
     TPOT_METRIC,
     TTFT_METRIC,
 )
-from bundle.tokens import authorization
-from rollout.domain.autoscale import ReplicaLoad
-from rollout.domain.counts import AnswerTimes, Totals
-from rollout.domain.ports import RunningRevision
+from mlctl.bundle.tokens import authorization
+from mlctl.rollout.domain.autoscale import ReplicaLoad
+from mlctl.rollout.domain.counts import AnswerTimes, Totals
+from mlctl.rollout.domain.ports import RunningRevision
 
 _POLL_SECONDS = 1.0
 _TIMEOUT = 5.0

@@ -1,4 +1,4 @@
-"""The parent of a deployment's daemon: `python -m rollout.daemon.watch NAME`.
+"""The parent of a deployment's daemon: `python -m mlctl.rollout.daemon.watch NAME`.
 
 It starts the daemon, and starts it again when it dies or no longer ticks, after a pause that
 doubles. A daemon that exits by itself (stopped, or another one runs) ends it too.
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from rollout.journal import paths
+from mlctl.rollout.journal import paths
 
 STUCK_SECONDS = 15.0
 _CHECK_SECONDS = 1.0
@@ -82,7 +82,7 @@ def seconds_unseen(heartbeat: Path, since: float = 0.0) -> float:
 
 def main(name: str) -> int:
     """Watch the daemon of `name`."""
-    command = [sys.executable, "-P", "-m", "rollout.daemon.daemon", name]
+    command = [sys.executable, "-P", "-m", "mlctl.rollout.daemon.daemon", name]
     watcher = Watcher(command, paths.heartbeat(name))
     signal.signal(signal.SIGTERM, watcher.stop)
     return watcher.run()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bundle.clock import Clock
-from rollout.daemon.recording import Recording
-from rollout.domain.ports import DataPlane, Launcher, Meter
-from rollout.domain.spec import DeploymentSettings
-from rollout.domain.traffic_record import TrafficRecord
-from rollout.drivers.local.fleet import Fleet
-from rollout.journal.journal import Journal
+from mlctl.bundle.clock import Clock
+from mlctl.rollout.daemon.recording import Recording
+from mlctl.rollout.domain.ports import DataPlane, Launcher, Meter
+from mlctl.rollout.domain.spec import DeploymentSettings
+from mlctl.rollout.domain.traffic_record import TrafficRecord
+from mlctl.rollout.drivers.local.fleet import Fleet
+from mlctl.rollout.journal.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)

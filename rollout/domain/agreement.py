@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import e_values
-from rollout.domain.bursts import NO_TRIALS, Trials
-from rollout.domain.drift import rows_needed
-from rollout.domain.spec import Revision, RolloutSpec
-from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain import e_values
+from mlctl.rollout.domain.bursts import NO_TRIALS, Trials
+from mlctl.rollout.domain.drift import rows_needed
+from mlctl.rollout.domain.spec import Revision, RolloutSpec
+from mlctl.rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
 
 MIN_BAD_BLOCKS = 3
 # How much more two variants of one model may differ than what was proved of each explains.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bundle.output_kinds import OutputKind, output_kind, same_top_class
-from rollout.domain.drift import Value
+from mlctl.bundle.output_kinds import OutputKind, output_kind, same_top_class
+from mlctl.rollout.domain.drift import Value
 
 _KIND_ROWS = 64  # rows from which the kind of an output is recognized
 

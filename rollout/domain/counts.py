@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.spec import Slot
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.spec import Slot
 
 _P99_MIN_SAMPLES = 100
 

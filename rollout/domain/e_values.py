@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-from rollout.domain.verdict import Hits
+from mlctl.rollout.domain.verdict import Hits
 
 Logs = tuple[float, ...]
 Evidence = Callable[[Hits, float], Logs]

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from rollout.domain import agreement, e_values
-from rollout.domain.agreement import ShadowEvidence, ShadowWindow
-from rollout.domain.bursts import NO_TRIALS, Trials
-from rollout.domain.counts import Counts, Window
-from rollout.domain.e_values import NO_EVIDENCE, Logs
-from rollout.domain.gate_table import GATES, GateRule
-from rollout.domain.labels import LabelledTrials
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Gate, Hits, share
+from mlctl.rollout.domain import agreement, e_values
+from mlctl.rollout.domain.agreement import ShadowEvidence, ShadowWindow
+from mlctl.rollout.domain.bursts import NO_TRIALS, Trials
+from mlctl.rollout.domain.counts import Counts, Window
+from mlctl.rollout.domain.e_values import NO_EVIDENCE, Logs
+from mlctl.rollout.domain.gate_table import GATES, GateRule
+from mlctl.rollout.domain.labels import LabelledTrials
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.verdict import Gate, Hits, share
 
 _NOISE = 2.0  # standard errors
 HIGHEST_LIMIT = 0.99  # a limit of 1 could not be exceeded

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.domain.counts import Counts
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Gate, Hits
+from mlctl.rollout.domain.counts import Counts
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.verdict import Gate, Hits
 
 # p99 <= L is the same statement as P(latency > L) <= 1 %, p50 <= L as P(latency > L) <= 50 %.
 SLOW_SHARE = 0.01

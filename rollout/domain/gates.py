@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 
-from rollout.domain import agreement, e_values
-from rollout.domain.counts import Counts
-from rollout.domain.evidence import HIGHEST_LIMIT, GateEvidence, usual
-from rollout.domain.gate_table import GATES, GateRule
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
+from mlctl.rollout.domain import agreement, e_values
+from mlctl.rollout.domain.counts import Counts
+from mlctl.rollout.domain.evidence import HIGHEST_LIMIT, GateEvidence, usual
+from mlctl.rollout.domain.gate_table import GATES, GateRule
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict, breaks, share
 
 MIN_TICKS = 3
 MAX_UNHEALTHY_TICKS = 3

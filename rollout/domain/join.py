@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rollout.domain.compare import Answer
+from mlctl.rollout.domain.compare import Answer
 
 Key = tuple[str, int]
 

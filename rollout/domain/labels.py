@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.output_kinds import OutputKind
-from rollout.domain.bursts import NO_TRIALS, Trials
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Hits
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.output_kinds import OutputKind
+from mlctl.rollout.domain.bursts import NO_TRIALS, Trials
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.verdict import Hits
 
 LabelValue = str | float | bool | list[float]
 

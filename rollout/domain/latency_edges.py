@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from rollout.domain.counts import Totals
+from mlctl.rollout.domain.counts import Totals
 
 # Pairs of an edge in milliseconds and how many fell under it but not under the one before;
 # None stands for what is beyond every edge.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.counts import Counts, LatencyRule, Reading, Totals, Window, difference
-from rollout.domain.latency_edges import sparse
-from rollout.domain.ports import Meter
-from rollout.domain.spec import RolloutSpec, Slot
-from rollout.domain.state_machine import TickObservation
+from mlctl.bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.counts import Counts, LatencyRule, Reading, Totals, Window, difference
+from mlctl.rollout.domain.latency_edges import sparse
+from mlctl.rollout.domain.ports import Meter
+from mlctl.rollout.domain.spec import RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import TickObservation
 
 
 class TrafficObserver:

@@ -11,13 +11,13 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import e_values, gates
-from rollout.domain.counts import Totals
-from rollout.domain.drift import rows_needed
-from rollout.domain.gate_table import LATE_SHARE, SLOW_SHARE
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.state_machine import RolloutPhase
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain import e_values, gates
+from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.domain.drift import rows_needed
+from mlctl.rollout.domain.gate_table import LATE_SHARE, SLOW_SHARE
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase
 
 _MAX_REQUESTS = 1 << 40
 _NOISE = 2.0  # standard errors

@@ -16,9 +16,9 @@ from typing import Protocol, Self
 from pydantic import field_validator, model_validator
 from pydantic.dataclasses import dataclass as checked
 
-from rollout.domain.counts import Reading
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Endpoint, Percent, Revision, Slot
+from mlctl.rollout.domain.counts import Reading
+from mlctl.rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.domain.spec import Endpoint, Percent, Revision, Slot
 
 TOTAL_WEIGHT = 100
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
-from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
-from rollout.domain.spec import RolloutSpec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
+from mlctl.rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
+from mlctl.rollout.domain.spec import RolloutSpec
 
 # The limits of p50 and p99 in milliseconds. Targets of common practice; each is an exact edge of
 # every histogram that a gate reads. None is for a first token: gates time whole answers.

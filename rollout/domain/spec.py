@@ -18,9 +18,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.scores import ProvedScore
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.scores import ProvedScore
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 REPRESENTATIVE_WEIGHT = 50
@@ -96,7 +96,7 @@ class Revision(Checked):
     `agreement` is the share of rows with the source model's top class that optimize proved;
     None where there are no classes. A Bento with several models has their digests in `models`;
     all else but `digest`, which stands for all of them, is then that of the first. `interface`
-    is its interface as in `bundle.interface`; empty where it is not recorded.
+    is its interface as in `mlctl.bundle.interface`; empty where it is not recorded.
     `scores` are those that optimize proved of its models on labelled rows.
     """
 
@@ -315,12 +315,12 @@ def bento_command() -> tuple[str, ...]:
 
 def champion_command() -> tuple[str, ...]:
     """Return the command that writes the alias, with the revision as JSON on standard input."""
-    return (sys.executable, "-P", "-m", "rollout.daemon.reporting.alias")
+    return (sys.executable, "-P", "-m", "mlctl.rollout.daemon.reporting.alias")
 
 
 def runs_command() -> tuple[str, ...]:
     """Return the command that reports rollouts to MLflow; the deployment's name is appended."""
-    return (sys.executable, "-P", "-m", "rollout.daemon.reporting.runs")
+    return (sys.executable, "-P", "-m", "mlctl.rollout.daemon.reporting.runs")
 
 
 @dataclass(frozen=True, slots=True)

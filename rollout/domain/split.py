@@ -18,9 +18,9 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rollout.domain.counts import Totals
-from rollout.domain.latency_edges import joined, quantile_edge, sparse
-from rollout.domain.spec import Checked, Revision, Slot
+from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.domain.latency_edges import joined, quantile_edge, sparse
+from mlctl.rollout.domain.spec import Checked, Revision, Slot
 
 BLOCK_SECONDS = 5.0
 # With fewer blocks the variance is too uncertain to show an interval.

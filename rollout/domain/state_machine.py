@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from rollout.domain import agreement, gates
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.counts import Window
-from rollout.domain.evidence import GateEvidence, fold, fold_labels, fold_shadow, next_step
-from rollout.domain.labels import LabelledTrials
-from rollout.domain.operator_commands import OperatorCommand, Request
-from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
-from rollout.domain.verdict import Action, Gate, HoldReason, Verdict
+from mlctl.rollout.domain import agreement, gates
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.counts import Window
+from mlctl.rollout.domain.evidence import GateEvidence, fold, fold_labels, fold_shadow, next_step
+from mlctl.rollout.domain.labels import LabelledTrials
+from mlctl.rollout.domain.operator_commands import OperatorCommand, Request
+from mlctl.rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
+from mlctl.rollout.domain.verdict import Action, Gate, HoldReason, Verdict
 
 
 class RolloutPhase(StrEnum):

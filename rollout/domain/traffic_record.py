@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from rollout.domain.counts import Counts, LatencyRule, Totals
-from rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.counts import Counts, LatencyRule, Totals
+from mlctl.rollout.domain.spec import RolloutSpec
 
 BLOCK_SECONDS = 5.0
 _KEPT_SECONDS = 1800.0

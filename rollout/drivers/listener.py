@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bundle.tls import TlsFiles
-from rollout.domain.spec import DeploymentSettings, Ports
+from mlctl.bundle.tls import TlsFiles
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports
 
 
 def tls_of(settings: DeploymentSettings) -> TlsFiles | None:

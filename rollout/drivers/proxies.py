@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bundle.latency import SERVED_EDGES_MS
-from rollout.domain.counts import LATENCY_EDGES_MS
-from rollout.domain.ports import Proxy
-from rollout.domain.spec import DeploymentSettings, Ports
-from rollout.drivers.envoy.proxy import EnvoyFiles
+from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.rollout.domain.counts import LATENCY_EDGES_MS
+from mlctl.rollout.domain.ports import Proxy
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports
+from mlctl.rollout.drivers.envoy.proxy import EnvoyFiles
 
 
 def edges_of(settings: DeploymentSettings) -> tuple[float, ...]:
@@ -24,7 +24,7 @@ def proxy_of(
     A cluster's is written only by a daemon, with its `epoch`.
     """
     if settings.kubernetes is not None:
-        from rollout.drivers.kubernetes.gateway import Gateway
+        from mlctl.rollout.drivers.kubernetes.gateway import Gateway
 
         return Gateway(directory, settings.kubernetes, epoch)
     return EnvoyFiles(directory, ports, settings)

@@ -18,14 +18,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.latency import SERVED_EDGES_MS
-from rollout.domain import slo
-from rollout.domain.spec import Percent, RolloutSpec
-from rollout.domain.verdict import Verdict
-from rollout.gate_service.service import GateService
-from rollout.gate_service.session import Result, result_of
-from rollout.gate_service.store import Terms
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.rollout.domain import slo
+from mlctl.rollout.domain.spec import Percent, RolloutSpec
+from mlctl.rollout.domain.verdict import Verdict
+from mlctl.rollout.gate_service.service import GateService
+from mlctl.rollout.gate_service.session import Result, result_of
+from mlctl.rollout.gate_service.store import Terms
 
 _LONGEST_BODY = 64 << 10
 

@@ -8,17 +8,17 @@ from contextlib import ExitStack
 
 import uvicorn
 
-from bundle.clock import SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import state_dir
-from bundle.packages import install_hint
-from rollout.domain.kubernetes_target import Reach
-from rollout.domain.ports import DataPlaneUnavailable
-from rollout.drivers.kubernetes.meter import PodCounts, ServiceSource
-from rollout.gate_service.app import gate_app
-from rollout.gate_service.service import GateService
-from rollout.gate_service.sources import ServiceName, UrlSource
-from rollout.gate_service.store import SessionStore
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import state_dir
+from mlctl.bundle.packages import install_hint
+from mlctl.rollout.domain.kubernetes_target import Reach
+from mlctl.rollout.domain.ports import DataPlaneUnavailable
+from mlctl.rollout.drivers.kubernetes.meter import PodCounts, ServiceSource
+from mlctl.rollout.gate_service.app import gate_app
+from mlctl.rollout.gate_service.service import GateService
+from mlctl.rollout.gate_service.sources import ServiceName, UrlSource
+from mlctl.rollout.gate_service.store import SessionStore
 
 # Rollouts that are remembered, each for this long without a request for it.
 _MAX_SESSIONS = 10_000
@@ -48,7 +48,7 @@ def _source(location: tuple[str, ...] | ServiceName, pods: str, stack: ExitStack
     if isinstance(location, tuple):
         return UrlSource(location)
     try:
-        from rollout.drivers.kubernetes.cluster import Cluster
+        from mlctl.rollout.drivers.kubernetes.cluster import Cluster
     except ImportError as error:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,

@@ -7,16 +7,16 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.latency import SERVED_EDGES_MS
-from rollout.domain.observer import TrafficObserver
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
-from rollout.domain.spec import Slot
-from rollout.domain.verdict import Action, HoldReason, Verdict
-from rollout.drivers.kubernetes.meter import PodCounts, SourceMeter
-from rollout.gate_service import session as sessions
-from rollout.gate_service.session import GateSession
-from rollout.gate_service.store import SessionStore, Terms
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.rollout.domain.observer import TrafficObserver
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.verdict import Action, HoldReason, Verdict
+from mlctl.rollout.drivers.kubernetes.meter import PodCounts, SourceMeter
+from mlctl.rollout.gate_service import session as sessions
+from mlctl.rollout.gate_service.session import GateSession
+from mlctl.rollout.gate_service.store import SessionStore, Terms
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tokens import authorization
-from rollout.domain.ports import DataPlaneUnavailable
-from rollout.drivers.kubernetes.meter import PodCounts, Scrape, totals_of
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tokens import authorization
+from mlctl.rollout.domain.ports import DataPlaneUnavailable
+from mlctl.rollout.drivers.kubernetes.meter import PodCounts, Scrape, totals_of
 
 _TIMEOUT = 2.0
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")

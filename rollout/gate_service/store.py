@@ -7,12 +7,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.spec import RolloutSpec
-from rollout.gate_service.session import GateSession
-from rollout.journal.records import dumps, value_from
-from rollout.journal.schema import open_database, transaction
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.gate_service.session import GateSession
+from mlctl.rollout.journal.records import dumps, value_from
+from mlctl.rollout.journal.schema import open_database, transaction
 
 _VERSION = 1
 _SCHEMA = """

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.records import ENDED, JournalEvent, Rollout
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.records import ENDED, JournalEvent, Rollout
 
 
 @dataclass(frozen=True, slots=True)

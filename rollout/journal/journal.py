@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.operator_commands import OperatorCommand, Request, next_request
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import (
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.operator_commands import OperatorCommand, Request, next_request
+from mlctl.rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     Outcome,
     Ports,
@@ -25,12 +25,12 @@ from rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from rollout.domain.split import Split, SplitRecord
-from rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
-from rollout.domain.verdict import Action, HoldReason, Verdict
-from rollout.journal import records, rejections
-from rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
-from rollout.journal.schema import connect, transaction
+from mlctl.rollout.domain.split import Split, SplitRecord
+from mlctl.rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
+from mlctl.rollout.domain.verdict import Action, HoldReason, Verdict
+from mlctl.rollout.journal import records, rejections
+from mlctl.rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
+from mlctl.rollout.journal.schema import connect, transaction
 
 KEEP_TICKS_SECONDS = 30 * 86_400.0
 # The kinds of events that a client writes for the daemon.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import state_dir
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import state_dir
 
 
 def journal() -> Path:

@@ -17,12 +17,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from bundle.output_kinds import OutputKind, output_kind
-from rollout.domain.join import Recorded
-from rollout.domain.labels import Deviation
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Hits
-from rollout.journal.schema import open_database, transaction
+from mlctl.bundle.output_kinds import OutputKind, output_kind
+from mlctl.rollout.domain.join import Recorded
+from mlctl.rollout.domain.labels import Deviation
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.verdict import Hits
+from mlctl.rollout.journal.schema import open_database, transaction
 
 VERSION = 1
 MAX_BYTES = 1 << 30

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from rollout.domain.operator_commands import OperatorCommand, Request
-from rollout.domain.ports import RunningRevision
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import (
+from mlctl.rollout.domain.operator_commands import OperatorCommand, Request
+from mlctl.rollout.domain.ports import RunningRevision
+from mlctl.rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     Outcome,
     Ports,
@@ -22,9 +22,9 @@ from rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from rollout.domain.split import Split
-from rollout.domain.state_machine import RolloutProgress
-from rollout.domain.verdict import Verdict
+from mlctl.rollout.domain.split import Split
+from mlctl.rollout.domain.state_machine import RolloutProgress
+from mlctl.rollout.domain.verdict import Verdict
 
 T = TypeVar("T")
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from bundle import interface
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.scores import clearly_worse
-from rollout.domain.spec import Outcome, Revision, RolloutSpec
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.records import Deployment, Rollout
+from mlctl.bundle import interface
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.scores import clearly_worse
+from mlctl.rollout.domain.spec import Outcome, Revision, RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.records import Deployment, Rollout
 
 _SHOWN = 5  # reasons in one message
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from pydantic import TypeAdapter
 
-from bundle.clock import Clock
-from bundle.files import write_atomic
-from rollout.domain.batch_traffic import HOUR_SECONDS, KEPT_HOURS, TrafficHour
-from rollout.journal import paths
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.files import write_atomic
+from mlctl.rollout.domain.batch_traffic import HOUR_SECONDS, KEPT_HOURS, TrafficHour
+from mlctl.rollout.journal import paths
 
 _HOURS = TypeAdapter(tuple[TrafficHour, ...])
 

@@ -24,17 +24,17 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from optimize.charts.templates import FOLDER as CHARTS
-from optimize.charts.templates import chart_environment
-from rollout.client import deployments
-from rollout.client.rendering import local_time
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.ui.access import HEADERS, HOSTS, PageAccess
-from rollout.ui.feed import REDRAW_SECONDS, Feed
-from rollout.ui.view import COMMANDS, allowed
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.charts.templates import FOLDER as CHARTS
+from mlctl.optimize.charts.templates import chart_environment
+from mlctl.rollout.client import deployments
+from mlctl.rollout.client.rendering import local_time
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.ui.access import HEADERS, HOSTS, PageAccess
+from mlctl.rollout.ui.feed import REDRAW_SECONDS, Feed
+from mlctl.rollout.ui.view import COMMANDS, allowed
 
 _FOLDER = Path(__file__).parent
 _ASSETS = {

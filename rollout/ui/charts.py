@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from optimize.charts.numbers import milliseconds
-from optimize.charts.scale import Scale, Tick, fit
-from optimize.charts.shapes import (
+from mlctl.optimize.charts.numbers import milliseconds
+from mlctl.optimize.charts.scale import Scale, Tick, fit
+from mlctl.optimize.charts.shapes import (
     Area,
     Chart,
     Shape,
@@ -19,7 +19,7 @@ from optimize.charts.shapes import (
     rows,
     shape,
 )
-from rollout.domain.spec import Slot
+from mlctl.rollout.domain.spec import Slot
 
 _WIDTH, _HEIGHT = 460.0, 230.0
 _AREA = Area(48, 30, _WIDTH - 16, _HEIGHT - 44)

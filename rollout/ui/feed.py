@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from rollout.client.lifecycle import ensure_daemon
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.traffic import read_traffic
-from rollout.ui.view import Page, RolloutRecord, deployment_page
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.client.lifecycle import ensure_daemon
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.traffic import read_traffic
+from mlctl.rollout.ui.view import Page, RolloutRecord, deployment_page
 
 REDRAW_SECONDS = 1.0
 _EVENTS = 2000

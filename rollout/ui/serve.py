@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import uvicorn
 
-from rollout.domain.spec import LOOPBACK
-from rollout.ui.access import PageAccess
-from rollout.ui.app import ui_app
+from mlctl.rollout.domain.spec import LOOPBACK
+from mlctl.rollout.ui.access import PageAccess
+from mlctl.rollout.ui.app import ui_app
 
 _CLOSE_SECONDS = 3
 

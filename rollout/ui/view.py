@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from optimize.charts.shapes import Chart
-from rollout.client.rendering import event_line, verdict_text
-from rollout.daemon.reporting.series import Series, SeriesPoint
-from rollout.domain import state_machine as machine
-from rollout.domain.batch_traffic import TrafficHour, batch_hint
-from rollout.domain.evidence import GateEvidence
-from rollout.domain.gate_table import GATES
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.spec import Outcome, Revision, RolloutSpec, Slot
-from rollout.domain.state_machine import PAUSABLE, REVERSIBLE, WATCHED, RolloutPhase
-from rollout.domain.verdict import Gate
-from rollout.drivers.listener import url_of
-from rollout.journal.records import ENDED, TICK, Deployment, JournalEvent, Rollout
-from rollout.ui.charts import Point, latency_chart, traffic_chart
+from mlctl.optimize.charts.shapes import Chart
+from mlctl.rollout.client.rendering import event_line, verdict_text
+from mlctl.rollout.daemon.reporting.series import Series, SeriesPoint
+from mlctl.rollout.domain import state_machine as machine
+from mlctl.rollout.domain.batch_traffic import TrafficHour, batch_hint
+from mlctl.rollout.domain.evidence import GateEvidence
+from mlctl.rollout.domain.gate_table import GATES
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.spec import Outcome, Revision, RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import PAUSABLE, REVERSIBLE, WATCHED, RolloutPhase
+from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.drivers.listener import url_of
+from mlctl.rollout.journal.records import ENDED, TICK, Deployment, JournalEvent, Rollout
+from mlctl.rollout.ui.charts import Point, latency_chart, traffic_chart
 
 _SHOWN_EVENTS = 20
 _SHOWN_ROLLOUTS = 20

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.batch.units import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.batch.units import (
     DIGEST_COLUMN,
     FILE_COLUMN,
     REASON_COLUMN,
@@ -20,7 +20,7 @@ from services.batch.units import (
     Piece,
     Unit,
 )
-from services.runtime.tabular.tensors import Reasons
+from mlctl.services.runtime.tabular.tensors import Reasons
 
 NUL = "has a NUL character, which the output cannot store"
 

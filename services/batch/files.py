@@ -12,22 +12,22 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.filters import Filter
-from services.batch.formats.base import FilePlan, InputFormat, reading_errors
-from services.batch.formats.delimited import DelimitedFormat
-from services.batch.formats.ipc import IpcFormat
-from services.batch.formats.jsonl import JsonlFormat
-from services.batch.formats.parquet import ParquetFormat
-from services.batch.locations import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.filters import Filter
+from mlctl.services.batch.formats.base import FilePlan, InputFormat, reading_errors
+from mlctl.services.batch.formats.delimited import DelimitedFormat
+from mlctl.services.batch.formats.ipc import IpcFormat
+from mlctl.services.batch.formats.jsonl import JsonlFormat
+from mlctl.services.batch.formats.parquet import ParquetFormat
+from mlctl.services.batch.locations import (
     InputFile,
     list_files,
     require_unchanged,
     suffix_of,
     without_password,
 )
-from services.batch.units import ColumnReading, JobPlan, Piece, Unit, with_types
-from services.runtime.tabular.casts import can_cast, common_type
+from mlctl.services.batch.units import ColumnReading, JobPlan, Piece, Unit, with_types
+from mlctl.services.runtime.tabular.casts import can_cast, common_type
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 FORMATS: Mapping[str, type[InputFormat]] = {

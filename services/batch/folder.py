@@ -19,11 +19,11 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.files import HIVE_NULL
-from services.batch.formats.parts import PART_FORMATS, PartWriter
-from services.batch.storage import STATE, BucketStorage, Storage
-from services.batch.units import Job, Marker, ScoredPiece, Unit, job_id, require_same_job
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.files import HIVE_NULL
+from mlctl.services.batch.formats.parts import PART_FORMATS, PartWriter
+from mlctl.services.batch.storage import STATE, BucketStorage, Storage
+from mlctl.services.batch.units import Job, Marker, ScoredPiece, Unit, job_id, require_same_job
 
 SUCCESS = "_SUCCESS"
 QUARANTINE = f"{STATE}/quarantine"

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
-from services.batch.job import Executor
-from services.batch.run import Run
-from services.batch.scoring import PieceScorer
-from services.batch.units import Marker, Unit
-from services.batch.worker import Scoring, UnitWorker
+from mlctl.services.batch.job import Executor
+from mlctl.services.batch.run import Run
+from mlctl.services.batch.scoring import PieceScorer
+from mlctl.services.batch.units import Marker, Unit
+from mlctl.services.batch.worker import Scoring, UnitWorker
 
 _POLL_SECONDS = 0.2
 

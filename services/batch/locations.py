@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
-from services.batch.transient_errors import is_transient, translate_errors
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import install_hint
+from mlctl.services.batch.transient_errors import is_transient, translate_errors
 
 COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from services.batch.units import Piece, UnreadableRow
-from services.runtime.tabular.casts import Misfits, cast
-from services.runtime.tabular.values import row_text
+from mlctl.services.batch.units import Piece, UnreadableRow
+from mlctl.services.runtime.tabular.casts import Misfits, cast
+from mlctl.services.runtime.tabular.values import row_text
 
 Convert = Callable[[pa.Field, Any], tuple[Any, Misfits]]
 

@@ -17,16 +17,16 @@ from urllib.parse import parse_qsl
 import numpy as np
 import pyarrow as pa
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, TensorSpec
-from services.batch.units import (
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.services.batch.units import (
     Job,
     Marker,
     ScoredPiece,
     Unit,
 )
-from services.precomputed.base import (
+from mlctl.services.precomputed.base import (
     ABANDONED_SECONDS,
     JobRecord,
     PrecomputedRow,
@@ -35,10 +35,10 @@ from services.precomputed.base import (
     StoreError,
     check_name,
 )
-from services.precomputed.row_codec import RowCodec, check_storable
-from services.precomputed.settings import read_store_location
-from services.precomputed.store_urls import open_store
-from services.protocol.keys import key_text
+from mlctl.services.precomputed.row_codec import RowCodec, check_storable
+from mlctl.services.precomputed.settings import read_store_location
+from mlctl.services.precomputed.store_urls import open_store
+from mlctl.services.protocol.keys import key_text
 
 _KEY, _DIGEST = "precomputed key", "model digest"
 

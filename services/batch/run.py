@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import NO_SPACE
-from services.batch.units import BatchTotals, Marker
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import NO_SPACE
+from mlctl.services.batch.units import BatchTotals, Marker
 
 _LIMIT_FORM = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 # A share is judged on at least this many rows: the very first row may be bad.

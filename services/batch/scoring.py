@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from services.batch.answers import (
+from mlctl.services.batch.answers import (
     NUL,
     digest_column,
     output_column,
     quarantine_table,
     unusable,
 )
-from services.batch.filters import Filter
-from services.batch.units import ColumnReading, Piece, ScoredPiece, Unit
-from services.generate.options import AnswerOptions
-from services.runtime.bisect import Arrays, Scored, score_rows
-from services.runtime.tabular.input_columns import InputColumns
-from services.runtime.tabular.tensors import Reasons, Tensors, to_tensors
-from services.runtime.tabular.values import with_nul
+from mlctl.services.batch.filters import Filter
+from mlctl.services.batch.units import ColumnReading, Piece, ScoredPiece, Unit
+from mlctl.services.generate.options import AnswerOptions
+from mlctl.services.runtime.bisect import Arrays, Scored, score_rows
+from mlctl.services.runtime.tabular.input_columns import InputColumns
+from mlctl.services.runtime.tabular.tensors import Reasons, Tensors, to_tensors
+from mlctl.services.runtime.tabular.values import with_nul
 
 if TYPE_CHECKING:
-    from services.generate.scorer import TextScorer
-    from services.runtime.pipeline_scorer import PipelineScorer
-    from services.runtime.scorer import Scorer
+    from mlctl.services.generate.scorer import TextScorer
+    from mlctl.services.runtime.pipeline_scorer import PipelineScorer
+    from mlctl.services.runtime.scorer import Scorer
 
 BatchScorer: TypeAlias = "Scorer | PipelineScorer | TextScorer"
 

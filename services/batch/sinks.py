@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import TableRef
-from services.batch.databases.drivers import SCHEMES, open_database
-from services.batch.databases.sink import DatabaseSink
-from services.batch.folder import FolderSink, read_job
-from services.batch.formats.parts import PART_FORMATS
-from services.batch.locations import scheme_of, without_password
-from services.batch.storage import BUCKET_SCHEMES, open_storage
-from services.batch.units import Sink
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.databases.base import TableRef
+from mlctl.services.batch.databases.drivers import SCHEMES, open_database
+from mlctl.services.batch.databases.sink import DatabaseSink
+from mlctl.services.batch.folder import FolderSink, read_job
+from mlctl.services.batch.formats.parts import PART_FORMATS
+from mlctl.services.batch.locations import scheme_of, without_password
+from mlctl.services.batch.storage import BUCKET_SCHEMES, open_storage
+from mlctl.services.batch.units import Sink
 
 _PRECOMPUTED = "precomputed"
 
@@ -32,7 +32,7 @@ def open_sink(
     """Return the sink at `location`; `form` is the format of the files of a folder or bucket."""
     scheme = scheme_of(location) or "file"
     if scheme == _PRECOMPUTED:
-        from services.batch.precomputed_sink import open_precomputed
+        from mlctl.services.batch.precomputed_sink import open_precomputed
 
         return open_precomputed(location, options or {})
     if scheme in SCHEMES:

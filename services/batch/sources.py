@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.batch.databases.drivers import SCHEMES
-from services.batch.databases.query import QuerySource
-from services.batch.files import FileSource
-from services.batch.job import UNIT_ROWS
-from services.batch.locations import scheme_of
-from services.batch.units import Source
+from mlctl.services.batch.databases.drivers import SCHEMES
+from mlctl.services.batch.databases.query import QuerySource
+from mlctl.services.batch.files import FileSource
+from mlctl.services.batch.job import UNIT_ROWS
+from mlctl.services.batch.locations import scheme_of
+from mlctl.services.batch.units import Source
 
 
 def open_source(

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.batch.scoring import run_checked
-from services.runtime.bisect import TooManyError, score_rows
-from services.runtime.pipeline_scorer import VerifiedPipeline
-from services.runtime.scorable import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.scoring import run_checked
+from mlctl.services.runtime.bisect import TooManyError, score_rows
+from mlctl.services.runtime.pipeline_scorer import VerifiedPipeline
+from mlctl.services.runtime.scorable import (
     Scorable,
     check_batched,
     find_scorable,
@@ -31,8 +31,8 @@ from services.runtime.scorable import (
 )
 
 if TYPE_CHECKING:
-    from services.runtime.pipeline_scorer import PipelineScorer
-    from services.runtime.scorer import Scorer
+    from mlctl.services.runtime.pipeline_scorer import PipelineScorer
+    from mlctl.services.runtime.scorer import Scorer
 
 # Rows in a call of the function; the scorer cuts them as it does in a job.
 _BATCH_ROWS = 8192

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import fsync_directory
-from services.batch.locations import open_system, scheme_of, without_password
-from services.batch.transient_errors import translate_errors
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import fsync_directory
+from mlctl.services.batch.locations import open_system, scheme_of, without_password
+from mlctl.services.batch.transient_errors import translate_errors
 
 STATE = "_mlctl"
 BUCKET_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import TensorSpec
-from services.batch.filters import Filter
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import TensorSpec
+from mlctl.services.batch.filters import Filter
 
 DIGEST_COLUMN = "mlctl_digest"
 FILE_COLUMN, ROW_COLUMN = "mlctl_file", "mlctl_row"

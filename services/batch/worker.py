@@ -11,14 +11,14 @@ from typing import TypeGuard
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import require_packages
-from bundle.verify import VerifiedBundle
-from services.batch.scoring import BatchScorer, PieceScorer, ScoringPlan
-from services.batch.units import REASON_COLUMN, Marker, Piece, ScoredPiece, Sink, Source, Unit
-from services.runtime.bisect import TooManyError
-from services.runtime.scorable import Scorable, open_scorable, unit_rows
-from services.runtime.settings import RuntimeSettings, read_environment
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import require_packages
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.scoring import BatchScorer, PieceScorer, ScoringPlan
+from mlctl.services.batch.units import REASON_COLUMN, Marker, Piece, ScoredPiece, Sink, Source, Unit
+from mlctl.services.runtime.bisect import TooManyError
+from mlctl.services.runtime.scorable import Scorable, open_scorable, unit_rows
+from mlctl.services.runtime.settings import RuntimeSettings, read_environment
 
 # Pieces of a unit that are read or scored ahead of the one that is written.
 _AHEAD = 2
@@ -118,7 +118,7 @@ class Scoring:
         if not is_language_model(self.model):
             return open_scorable(self.model, self.batch_rows)
         require_packages("generate", "llguidance", "tokenizers")
-        from services.generate.scorer import TextScorer
+        from mlctl.services.generate.scorer import TextScorer
 
         return TextScorer(self.model, read_environment(RuntimeSettings), self.plan.answers)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from bundle.errors import MlctlError
-from services.generate.grammars import Grammar, compile_grammar, unusable
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.generate.grammars import Grammar, compile_grammar, unusable
 
 CPU_SECONDS = 1.0
 # Beyond what the process has at the fork; matchers of such a size are kept for later requests.

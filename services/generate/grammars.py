@@ -18,8 +18,8 @@ from typing import IO, Literal, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Generation
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Generation
 
 GrammarKind = Literal["json_schema", "regex"]
 # States of the lexer take 1 to 2 kB each, and come while an answer is written.
@@ -110,7 +110,13 @@ class GrammarProcess:
             self.close()
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "services.generate.grammar_process", *self._arguments],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "mlctl.services.generate.grammar_process",
+                    *self._arguments,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import psutil
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GENERATION_FOLDER
-from bundle.verify import VerifiedBundle
-from services.generate.decoder import Decoder
-from services.generate.engine import ContinuousBatch
-from services.generate.text import TextCodec
-from services.runtime.settings import RuntimeSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import GENERATION_FOLDER
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.generate.decoder import Decoder
+from mlctl.services.generate.engine import ContinuousBatch
+from mlctl.services.generate.text import TextCodec
+from mlctl.services.runtime.settings import RuntimeSettings
 
 
 def open_engine(bundle: VerifiedBundle, settings: RuntimeSettings) -> ContinuousBatch:

@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bundle.errors import ErrorCode, MlctlError
-from services.generate.engine import GenerationRequest
-from services.generate.grammars import Grammar
-from services.generate.sampling import TokenSampling
-from services.generate.text import ContextLengthError, TextCodec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.generate.engine import GenerationRequest
+from mlctl.services.generate.grammars import Grammar
+from mlctl.services.generate.sampling import TokenSampling
+from mlctl.services.generate.text import ContextLengthError, TextCodec
 
 # OpenAI's own default of /v1/completions, and what V2 clients get.
 _COMPLETION_TOKENS, _V2_TOKENS = 16, 256

@@ -16,10 +16,10 @@ from llguidance.numpy import (
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Generation
-from services.generate.chat_template import ChatTemplate, Messages, read_chat_template
-from services.generate.grammars import Grammar, GrammarProcess, compile_grammar
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Generation
+from mlctl.services.generate.chat_template import ChatTemplate, Messages, read_chat_template
+from mlctl.services.generate.grammars import Grammar, GrammarProcess, compile_grammar
 
 # Up to here the library's function for one text, beyond it the one that other threads run beside.
 _SHORT_CHARS = 4096

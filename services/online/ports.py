@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 
 def reserve_port(host: str, port: int) -> socket.socket:

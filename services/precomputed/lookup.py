@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from bundle.clock import Clock
-from services.precomputed.base import GenerationReader, PrecomputedRow, StoreError
+from mlctl.bundle.clock import Clock
+from mlctl.services.precomputed.base import GenerationReader, PrecomputedRow, StoreError
 
 _THREADS = 4
 # Pause after a failure, or after this many consecutive timeouts.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from bundle.errors import ErrorCode, MlctlError
-from services.precomputed.base import PrecomputedStore, StoredGeneration, StoreError
-from services.precomputed.settings import read_store_location
-from services.precomputed.store_urls import list_names, open_store
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.precomputed.base import PrecomputedStore, StoredGeneration, StoreError
+from mlctl.services.precomputed.settings import read_store_location
+from mlctl.services.precomputed.store_urls import list_names, open_store
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import redis
 
-from bundle.errors import ErrorCode, MlctlError
-from services.precomputed.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.precomputed.base import (
     NO_UNITS,
     JobRecord,
     PrecomputedRow,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.precomputed.base import StoreError
-from services.protocol.wire import encode_raw
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.services.precomputed.base import StoreError
+from mlctl.services.protocol.wire import encode_raw
 
 _LENGTH = struct.Struct("<I")
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from services.precomputed.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.precomputed.base import (
     NO_UNITS,
     JobRecord,
     PrecomputedRow,

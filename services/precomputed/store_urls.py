@@ -6,11 +6,11 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import state_dir
-from bundle.packages import install_hint
-from services.precomputed.base import PrecomputedStore, check_name
-from services.precomputed.sqlite import SqliteStore
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import state_dir
+from mlctl.bundle.packages import install_hint
+from mlctl.services.precomputed.base import PrecomputedStore, check_name
+from mlctl.services.precomputed.sqlite import SqliteStore
 
 _REDIS_SCHEMES = ("redis", "rediss")
 
@@ -74,7 +74,7 @@ def _folder(location: str | None) -> Path:
 def _redis_module() -> ModuleType:
     """Import the Redis store, whose library is optional."""
     try:
-        from services.precomputed import redis_store
+        from mlctl.services.precomputed import redis_store
     except ModuleNotFoundError as error:
         raise MlctlError(
             ErrorCode.RUNTIME_MISSING,

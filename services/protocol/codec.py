@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import orjson
 
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.protocol.header import Header, Part, read_header
-from services.protocol.json_data import decode_data, decode_flat, dump_data
-from services.protocol.wire import (
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.protocol.header import Header, Part, read_header
+from mlctl.services.protocol.json_data import decode_data, decode_flat, dump_data
+from mlctl.services.protocol.wire import (
     FINAL_RESPONSE,
     InferRequest,
     declare,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from types import MappingProxyType
 
-from bundle.errors import ErrorCode, MlctlError
-from services.protocol.wire import invalid, shown
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.protocol.wire import invalid, shown
 
 CODINGS = ("gzip", "deflate")
 IDENTITY = "identity"

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bundle.tensors import TensorSpec
-from services.protocol.json_body import parse_request
-from services.protocol.keys import check_keys
-from services.protocol.priority import Priority
-from services.protocol.wire import (
+from mlctl.bundle.tensors import TensorSpec
+from mlctl.services.protocol.json_body import parse_request
+from mlctl.services.protocol.keys import check_keys
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.protocol.wire import (
     Declared,
     check_outputs,
     check_parameters,

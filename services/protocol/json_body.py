@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
-from services.protocol.wire import invalid, shown
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.protocol.wire import invalid, shown
 
 # About 250 MB as Python objects; larger tensors should be binary data anyway.
 MAX_VALUES = 1 << 23

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, TensorSpec
-from services.protocol.json_body import Numbers
-from services.protocol.wire import Declared, invalid, shown
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.services.protocol.json_body import Numbers
+from mlctl.services.protocol.wire import Declared, invalid, shown
 
 # Looked up once: members of an Enum are found and hashed in Python, for every answer.
 _BF16, _BYTES = Datatype.BF16, Datatype.BYTES

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from services.protocol.wire import invalid, shown
+from mlctl.services.protocol.wire import invalid, shown
 
 # HTTP: a key, or a list with one key per row.
 ENTITY_KEY = "entity_key"

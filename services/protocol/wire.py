@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.protocol.priority import Priority, parse_priority
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.services.protocol.priority import Priority, parse_priority
 
 MAX_ELEMENTS = 1 << 31
 _COLUMN_RANK = 2

@@ -13,9 +13,9 @@ from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tokens import ClientToken, parse_tokens, read_tokens
-from services.runtime.rate_limit import RateLimit
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tokens import ClientToken, parse_tokens, read_tokens
+from mlctl.services.runtime.rate_limit import RateLimit
 
 # The maximum delay until a change of the file takes effect.
 _CHECK_SECONDS = 1.0

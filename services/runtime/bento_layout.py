@@ -16,11 +16,11 @@ from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MANIFEST_NAME, Name, Sha256, canonical_json
-from bundle.tensors import Signature
-from bundle.verify import VerifiedBundle, verify
-from services.runtime.pipeline import Pipeline, make_pipeline, pipeline_signature
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MANIFEST_NAME, Name, Sha256, canonical_json
+from mlctl.bundle.tensors import Signature
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.services.runtime.pipeline import Pipeline, make_pipeline, pipeline_signature
 
 MODEL_FOLDER = "model"
 MODELS_FOLDER = "models"

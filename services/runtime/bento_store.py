@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import bento_home
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import bento_home
 
 DIGEST_LABEL = "mlctl.digest"
 CONTENT_LABEL = "mlctl.content"
@@ -42,7 +42,7 @@ class BentoInfo:
 
     @property
     def source(self) -> Path:
-        """The folder of its code and its bundles; see `services.runtime.bento_layout`."""
+        """The folder of its code and its bundles; see `mlctl.services.runtime.bento_layout`."""
         return self.path / "src"
 
 

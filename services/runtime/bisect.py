@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bundle.errors import MlctlError
-from services.runtime.run_errors import is_caused_by_inputs
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.runtime.run_errors import is_caused_by_inputs
 
 Arrays = Mapping[str, np.ndarray]
 

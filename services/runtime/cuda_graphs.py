@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Batching
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.runtime.run_errors import RunError
-from services.runtime.session import OnnxSession, open_session, run_options
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Batching
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.runtime.session import OnnxSession, open_session, run_options
 
 _REMEDY = "Serve it without MLCTL_CUDA_GRAPHS."
 

@@ -1,6 +1,6 @@
-"""The process that TensorRT runs in: `python -m services.runtime.engine_worker COMMAND`.
+"""The process that TensorRT runs in: `python -m mlctl.services.runtime.engine_worker COMMAND`.
 
-`services.runtime.tensorrt.process` starts it and describes what it reads and writes.
+`mlctl.services.runtime.tensorrt.process` starts it and describes what it reads and writes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from bundle.child_process import end_with_parent
+from mlctl.bundle.child_process import end_with_parent
 
 
 class ModelRejected(Exception):  # noqa: N818 - a result, not a defect
@@ -51,8 +51,8 @@ def _warm(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Open the model with ONNX Runtime's provider, which writes its engines to its cache."""
     from pathlib import Path
 
-    from bundle.errors import ErrorCode, MlctlError
-    from services.runtime.session import load_onnx
+    from mlctl.bundle.errors import ErrorCode, MlctlError
+    from mlctl.services.runtime.session import load_onnx
 
     providers = [(name, dict(options)) for name, options in request["providers"]]
     try:

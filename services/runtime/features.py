@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.runtime.settings import RuntimeSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import install_hint
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.services.runtime.settings import RuntimeSettings
 
 STORE_VARIABLE = "MLCTL_FEATURE_STORE"
 _SQLITE = "sqlite://"

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 Arrays = dict[str, np.ndarray]
 

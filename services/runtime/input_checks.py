@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Axis, Category, InputConstraints, split_column
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Axis, Category, InputConstraints, split_column
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
 
 _DTYPES: Mapping[Datatype, np.dtype] = MappingProxyType(
     {datatype: np.dtype(datatype.numpy_name) for datatype in Datatype}

@@ -9,9 +9,9 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.paths import resolve_inside
-from bundle.tensors import DYNAMIC
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.paths import resolve_inside
+from mlctl.bundle.tensors import DYNAMIC
 
 _NUMBER = re.compile("[0-9]{1,18}")
 

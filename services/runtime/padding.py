@@ -11,9 +11,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from bundle.manifest import Batching
-from bundle.tensors import DYNAMIC, Signature
-from services.runtime.session import Session
+from mlctl.bundle.manifest import Batching
+from mlctl.bundle.tensors import DYNAMIC, Signature
+from mlctl.services.runtime.session import Session
 
 Arrays = dict[str, np.ndarray]
 # Sequences up to this length share one bucket; longer ones are sorted by powers of two, so at most

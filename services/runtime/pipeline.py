@@ -13,9 +13,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Name
-from bundle.tensors import DYNAMIC, Signature, TensorSpec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Name
+from mlctl.bundle.tensors import DYNAMIC, Signature, TensorSpec
 
 Arrays = Mapping[str, np.ndarray]
 Signatures = Mapping[str, Signature]

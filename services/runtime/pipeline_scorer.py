@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bundle.errors import MlctlError
-from bundle.tensors import NO_MISSING, MissingValues, Signature
-from bundle.verify import VerifiedBundle
-from services.runtime.input_checks import check_inputs
-from services.runtime.pipeline import Arrays, Pipeline, pipeline_signature, with_stage
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import NO_MISSING, MissingValues, Signature
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.input_checks import check_inputs
+from mlctl.services.runtime.pipeline import Arrays, Pipeline, pipeline_signature, with_stage
 
 if TYPE_CHECKING:
-    from services.runtime.bento_layout import BentoContents
-    from services.runtime.scorer import Scorer
+    from mlctl.services.runtime.bento_layout import BentoContents
+    from mlctl.services.runtime.scorer import Scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class PipelineScorer:
         Raises what `Scorer.run` raises, and INVALID_INPUT if a stage's outputs do not match the
         next stage's inputs.
         """
-        from services.runtime.scorer import join_rows, split_rows
+        from mlctl.services.runtime.scorer import join_rows, split_rows
 
         if not self.joinable or next(iter(inputs.values())).shape[0] <= self.max_rows:
             return self._run(inputs)

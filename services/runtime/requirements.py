@@ -14,10 +14,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import TRANSFORM_REQUIREMENTS
-from bundle.packages import RUNTIMES, install_hint, installed_version, require_onnxruntime
-from bundle.verify import VerifiedBundle
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import TRANSFORM_REQUIREMENTS
+from mlctl.bundle.packages import RUNTIMES, install_hint, installed_version, require_onnxruntime
+from mlctl.bundle.verify import VerifiedBundle
 
 # All that an image needs: neither torch nor mlflow. BentoML adds itself, pinned.
 REQUIREMENTS = (

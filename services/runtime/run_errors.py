@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 # Texts of runtimes that are out of memory.
 _MEMORY = ("out of memory", "failed to allocate", "bad_alloc", "allocation failed", "cudamalloc")

@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from bundle.verify import VerifiedBundle, verify
-from services.runtime.bento_layout import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.services.runtime.bento_layout import (
     is_bundle,
     model_folder,
     read_contents,
 )
-from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
-from services.runtime.settings import RuntimeSettings, read_environment
-from services.runtime.signing import require_signed
+from mlctl.services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
+from mlctl.services.runtime.settings import RuntimeSettings, read_environment
+from mlctl.services.runtime.signing import require_signed
 
 if TYPE_CHECKING:
-    from services.runtime.scorer import Scorer
+    from mlctl.services.runtime.scorer import Scorer
 
 # A single model, or a pipeline.
 Scorable = VerifiedBundle | VerifiedPipeline
@@ -40,7 +40,7 @@ def find_scorable(reference: str) -> Scorable:
 
     TAG/NAME is one model of a Bento with several; see `scorable_in`.
     """
-    from services.runtime.bento_store import DIGEST_LABEL, find_bento
+    from mlctl.services.runtime.bento_store import DIGEST_LABEL, find_bento
 
     if is_bundle(Path(reference)):
         return _require_signed(verify(Path(reference)))
@@ -107,8 +107,8 @@ def unit_rows(model: Scorable) -> int:
 
 def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer:
     """Open the scorer that serves online, with larger calls if rows are independent."""
-    from services.runtime.scorer import Scorer
-    from services.runtime.settings import RuntimeSettings, read_environment
+    from mlctl.services.runtime.scorer import Scorer
+    from mlctl.services.runtime.settings import RuntimeSettings, read_environment
 
     # All calls of a job but the last have one size, which need not be one of the bundle's
     # buckets. So there is nothing to pad to, and no CUDA graph.

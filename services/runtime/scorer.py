@@ -15,29 +15,29 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
-from bundle.tensors import Datatype, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.runtime.cuda_graphs import open_cuda_graphs
-from services.runtime.features import FeatureLookup, open_store
-from services.runtime.golden import load_golden
-from services.runtime.input_checks import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Manifest
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.cuda_graphs import open_cuda_graphs
+from mlctl.services.runtime.features import FeatureLookup, open_store
+from mlctl.services.runtime.golden import load_golden
+from mlctl.services.runtime.input_checks import (
     ValueChecks,
     check_inputs,
     check_lengths,
     check_max_length,
 )
-from services.runtime.padding import RowPaddedSession, padded_sizes
-from services.runtime.run_errors import (
+from mlctl.services.runtime.padding import RowPaddedSession, padded_sizes
+from mlctl.services.runtime.run_errors import (
     InputRejectedError,
     ModelRunError,
     RunError,
     is_out_of_memory,
 )
-from services.runtime.session import Session, open_session
-from services.runtime.settings import RuntimeSettings
-from services.runtime.transform import Transform, TransformError, load_transform
+from mlctl.services.runtime.session import Session, open_session
+from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.runtime.transform import Transform, TransformError, load_transform
 
 Arrays = Mapping[str, np.ndarray]
 # On these providers a new shape costs more than the surplus rows of the next larger bucket:

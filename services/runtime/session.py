@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Batching
-from bundle.packages import require_onnxruntime
-from bundle.tensors import DYNAMIC
-from services.runtime.int8_kernels import OPTION as INT8_PRECISION
-from services.runtime.int8_kernels import precision_option
-from services.runtime.onnx_graph import Graph, has_data_files, read_graph
-from services.runtime.run_errors import run_error
-from services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
-from services.runtime.tensorrt.profile import PROVIDER as TENSORRT
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Batching
+from mlctl.bundle.packages import require_onnxruntime
+from mlctl.bundle.tensors import DYNAMIC
+from mlctl.services.runtime.int8_kernels import OPTION as INT8_PRECISION
+from mlctl.services.runtime.int8_kernels import precision_option
+from mlctl.services.runtime.onnx_graph import Graph, has_data_files, read_graph
+from mlctl.services.runtime.run_errors import run_error
+from mlctl.services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
+from mlctl.services.runtime.tensorrt.profile import PROVIDER as TENSORRT
 
 if TYPE_CHECKING:
-    from services.runtime.tensorrt.provider import Providers
+    from mlctl.services.runtime.tensorrt.provider import Providers
 
 _PROVIDERS: Mapping[str, str] = MappingProxyType(
     {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -104,7 +104,7 @@ def open_session(
     require_onnxruntime()
     graphs = graphs and provider == "cuda"
     if provider == TENSORRT:
-        from services.runtime.tensorrt.provider import prepare_providers
+        from mlctl.services.runtime.tensorrt.provider import prepare_providers
 
         chain: Providers = prepare_providers(model, batching, lengths)
     elif provider in _PROVIDERS:

@@ -8,8 +8,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.tensorrt.profile import SizeRange
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.tensorrt.profile import SizeRange
 
 PREFIX = "MLCTL_"
 S = TypeVar("S", bound=BaseModel)

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
-from bundle.packages import install_hint, installed_version
-from bundle.verify import VerifiedBundle
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import write_atomic
+from mlctl.bundle.packages import install_hint, installed_version
+from mlctl.bundle.verify import VerifiedBundle
 
 SIGNATURES_FOLDER = "signatures"
 # Packages that verify a signature; model-signing does not declare the second one.

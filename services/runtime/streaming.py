@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from services.runtime.padding import Arrays
+from mlctl.services.runtime.padding import Arrays
 
 # Pieces that are computed ahead of the reader.
 ROOM = 2

@@ -22,12 +22,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import TRANSFORM_NAME
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.runtime.features import FeatureLookup, FeatureTable
-from services.runtime.input_checks import describe_mismatch
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import TRANSFORM_NAME
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.features import FeatureLookup, FeatureTable
+from mlctl.services.runtime.input_checks import describe_mismatch
 
 Arrays = Mapping[str, np.ndarray]
 Pieces = Generator[dict[str, np.ndarray], None, None]
@@ -49,7 +49,7 @@ def load_transform(bundle: VerifiedBundle) -> Transform | None:
     manifest = bundle.manifest
     if manifest.transform is None:
         return None
-    from services.runtime.requirements import check_installed, transform_requirements
+    from mlctl.services.runtime.requirements import check_installed, transform_requirements
 
     check_installed(transform_requirements(bundle))
     try:

@@ -12,13 +12,13 @@ from statistics import median_low
 import numpy as np
 import psutil
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GOLDEN_NAME, Evidence
-from bundle.verify import VerifiedBundle
-from services.runtime.golden import load_golden, load_golden_features
-from services.runtime.padding import LengthPadding
-from services.runtime.run_errors import is_caused_by_inputs
-from services.runtime.scorer import Scorer, join_rows, split_rows
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import GOLDEN_NAME, Evidence
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.golden import load_golden, load_golden_features
+from mlctl.services.runtime.padding import LengthPadding
+from mlctl.services.runtime.run_errors import is_caused_by_inputs
+from mlctl.services.runtime.scorer import Scorer, join_rows, split_rows
 
 # The evidence was measured on more rows than the golden ones, so its largest error bounds theirs.
 # The slack is for kernels of other processors, which add in another order.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Headers, Message, Outgoing, StreamUrl
-from services.stream.scoring import BatchAnswers, Fault
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import Headers, Message, Outgoing, StreamUrl
+from mlctl.services.stream.scoring import BatchAnswers, Fault
 
 SOURCE, DIGEST, MODEL, STAGES = "mlctl-source", "mlctl-digest", "mlctl-model", "mlctl-stages"
 ERROR, REASON, ATTEMPTS = "mlctl-error", "mlctl-reason", "mlctl-attempts"

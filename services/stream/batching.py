@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 
-from services.runtime.batch_costs import BatchCosts
-from services.stream.base import Message
+from mlctl.services.runtime.batch_costs import BatchCosts
+from mlctl.services.stream.base import Message
 
 # The limit before anything was measured, and its growth over the largest batch so far.
 _FIRST_LIMIT = 256

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.bisect import TooManyError
-from services.stream.answer_headers import AnswerHeaders
-from services.stream.base import (
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.bisect import TooManyError
+from mlctl.services.stream.answer_headers import AnswerHeaders
+from mlctl.services.stream.base import (
     Commit,
     LostPartitionsError,
     Message,
@@ -27,9 +27,20 @@ from services.stream.base import (
     RetryLaterError,
     StreamConnection,
 )
-from services.stream.batching import BatchGoals, BatchingWindow, DeadLetterLimit, MessageBuffer
-from services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
-from services.stream.scoring import TRANSIENT, BatchAnswers, Fault, MessageScorer, OutOfMemoryError
+from mlctl.services.stream.batching import (
+    BatchGoals,
+    BatchingWindow,
+    DeadLetterLimit,
+    MessageBuffer,
+)
+from mlctl.services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
+from mlctl.services.stream.scoring import (
+    TRANSIENT,
+    BatchAnswers,
+    Fault,
+    MessageScorer,
+    OutOfMemoryError,
+)
 
 _T = TypeVar("_T")
 _IDLE_WAIT = 0.25

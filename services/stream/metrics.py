@@ -21,11 +21,11 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tokens import TOKEN, TOKEN_FILE
-from services.runtime.access import Access
-from services.stream.events import CommittedBatch, StreamEvent, StreamPhase
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tokens import TOKEN, TOKEN_FILE
+from mlctl.services.runtime.access import Access
+from mlctl.services.stream.events import CommittedBatch, StreamEvent, StreamPhase
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment

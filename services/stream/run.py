@@ -6,16 +6,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.scorable import Scorable, check_batched, open_scorable
-from services.stream.answer_headers import AnswerHeaders
-from services.stream.base import ConnectionRequest, Guarantee, Payload, StreamConnection, StreamUrl
-from services.stream.engine import RunSettings, StreamEngine, StreamReport
-from services.stream.events import StreamEvent
-from services.stream.payloads import PayloadRequest, open_payload
-from services.stream.scoring import MessageScorer
-from services.stream.transports import transport_of
-from services.stream.transports.bridge import connect
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.scorable import Scorable, check_batched, open_scorable
+from mlctl.services.stream.answer_headers import AnswerHeaders
+from mlctl.services.stream.base import (
+    ConnectionRequest,
+    Guarantee,
+    Payload,
+    StreamConnection,
+    StreamUrl,
+)
+from mlctl.services.stream.engine import RunSettings, StreamEngine, StreamReport
+from mlctl.services.stream.events import StreamEvent
+from mlctl.services.stream.payloads import PayloadRequest, open_payload
+from mlctl.services.stream.scoring import MessageScorer
+from mlctl.services.stream.transports import transport_of
+from mlctl.services.stream.transports.bridge import connect
 
 _SENTENCES = {
     Guarantee.EXACTLY_ONCE: "each message is answered exactly once, also after kills",

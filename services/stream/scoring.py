@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.bisect import score_rows
-from services.runtime.run_errors import is_out_of_memory
-from services.stream.base import Decoded, Payload
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.bisect import score_rows
+from mlctl.services.runtime.run_errors import is_out_of_memory
+from mlctl.services.stream.base import Decoded, Payload
 
 _TOMBSTONE = "the message has no value: it is a tombstone, which deletes its key"
 Arrays = Mapping[str, np.ndarray]
@@ -33,7 +33,7 @@ TRANSIENT = frozenset(
 
 
 class StreamScorer(Protocol):
-    """The part of services.runtime.scorer.Scorer that streams use."""
+    """The part of mlctl.services.runtime.scorer.Scorer that streams use."""
 
     joinable: bool
     max_rows: int

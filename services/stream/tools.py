@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import ATTEMPTS, OURS
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.answer_headers import ATTEMPTS, OURS
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Headers,
@@ -21,9 +21,9 @@ from services.stream.base import (
     Outgoing,
     StreamUrl,
 )
-from services.stream.transports import transport_of
-from services.stream.transports.bridge import connect
-from services.stream.transports.lines import LineReader, from_line
+from mlctl.services.stream.transports import transport_of
+from mlctl.services.stream.transports.bridge import connect
+from mlctl.services.stream.transports.lines import LineReader, from_line
 
 REDRIVE_GROUP = "mlctl-redrive"
 _BATCH = 1000

@@ -27,8 +27,8 @@ from benchmarks.loadgen import (
     run_closed,
     run_open,
 )
-from bundle.ports import free_ports
-from loadtest.inputs import post
+from mlctl.bundle.ports import free_ports
+from mlctl.loadtest.inputs import post
 from tests.support.wait import wait_until
 
 grpc: Any = typed_grpc  # its functions have no types

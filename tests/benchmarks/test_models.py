@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.home import HOME_VARIABLE
-from registry.quiet import quiet
-from registry.tracking import TRACKING_VARIABLE, configure_tracking
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.registry.quiet import quiet
+from mlctl.registry.tracking import TRACKING_VARIABLE, configure_tracking
 from tests.support.mlctl import Mlctl
 
 

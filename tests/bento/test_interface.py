@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bento.interface import interface_of
-from bundle.interface import PREDICT
-from bundle.verify import VerifiedBundle
-from services.runtime.bento_layout import BentoContents, combine_bundles
+from mlctl.bento.interface import interface_of
+from mlctl.bundle.interface import PREDICT
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.bento_layout import BentoContents, combine_bundles
 from tests.support.bundles import make_bundle
 
 

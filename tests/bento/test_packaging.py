@@ -4,15 +4,15 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from bento import packaging
-from bento.packaging import BuiltBento, bento_tag, build_bento
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from bundle.home import bento_home
-from bundle.verify import VerifiedBundle, verify
-from services.online.server.service_bundle import find_bundles
-from services.online.settings import ServerSettings
-from services.runtime.bento_store import find_bento
-from services.runtime.requirements import RuntimeFlavor
+from mlctl.bento import packaging
+from mlctl.bento.packaging import BuiltBento, bento_tag, build_bento
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.bundle.home import bento_home
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.services.online.server.service_bundle import find_bundles
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.bento_store import find_bento
+from mlctl.services.runtime.requirements import RuntimeFlavor
 from tests.support.serving import launch, stop
 from tests.support.serving_fixtures import LABELS
 from tests.support.wait import PATIENCE_SECONDS
@@ -42,15 +42,15 @@ def test_build_bento__bundle__names_the_tag_and_labels(
 def test_build_bento__content__is_the_bundle_and_our_code(built: BuiltBento) -> None:
     source = built.path / "src"
     assert verify(source / "model").digest == built.digest
-    assert (source / "services/protocol/v2.binpb").is_file()
-    assert (source / "services/runtime/tensorrt/__init__.py").is_file()
-    assert (source / "services/batch/job.py").is_file()
-    assert (source / "services/stream/engine.py").is_file()
-    assert {path.name for path in (source / "cli").iterdir()} == {
+    assert (source / "mlctl/services/protocol/v2.binpb").is_file()
+    assert (source / "mlctl/services/runtime/tensorrt/__init__.py").is_file()
+    assert (source / "mlctl/services/batch/job.py").is_file()
+    assert (source / "mlctl/services/stream/engine.py").is_file()
+    assert {path.name for path in (source / "mlctl/cli").iterdir()} == {
         "__init__.py", "options.py", "output.py", "progress.py", "runners",
     }  # fmt: skip
     assert {path.name for path in source.iterdir()} <= {
-        "bentofile.yaml", "bundle", "cli", "model", "model.digest", "services", "README.md",
+        "bentofile.yaml", "mlctl", "model", "model.digest", "README.md",
     }  # fmt: skip
     requirements = (built.path / "env" / "python" / "requirements.txt").read_text()
     assert "onnxruntime==" in requirements
@@ -67,7 +67,9 @@ def test_build_bento__same_bundle__is_reused(
     assert again.path == built.path
 
 
-@pytest.mark.parametrize("name", ["model/model.onnx", "model.digest", "services/runtime/scorer.py"])
+@pytest.mark.parametrize(
+    "name", ["model/model.onnx", "model.digest", "mlctl/services/runtime/scorer.py"]
+)
 def test_build_bento__altered_bento__is_built_again_with_the_same_bytes(
     built: BuiltBento, shared_bundle: VerifiedBundle, name: str
 ) -> None:

@@ -1,8 +1,8 @@
 import pytest
 
-from bento import registered
-from bento.registered import PackedModel, runtime_hint
-from services.runtime.requirements import RuntimeFlavor
+from mlctl.bento import registered
+from mlctl.bento.registered import PackedModel, runtime_hint
+from mlctl.services.runtime.requirements import RuntimeFlavor
 
 
 def test_runtime_hint__models_for_a_gpu_and_a_runtime_for_cpus__warns(

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from bundle.clock import SystemClock
+from mlctl.bundle.clock import SystemClock
 from tests.support.clock import ManualClock
 
 

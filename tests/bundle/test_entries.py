@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import SystemClock
-from bundle.entries import LIST_NAME, Scalar, fetch_or_build, hash_key, is_whole, read_record
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.entries import LIST_NAME, Scalar, fetch_or_build, hash_key, is_whole, read_record
 from tests.support.clock import ManualClock
 
 KEY: dict[str, Scalar] = {"kind": "test", "version": 1}

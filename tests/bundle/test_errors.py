@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from docs.generate import error_table_markdown
-from services.runtime.run_errors import ModelRunError
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.services.runtime.run_errors import ModelRunError
 
 GRPC_STATUSES = {
     "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.exposure import exposure, is_loopback
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.exposure import exposure, is_loopback
 
 
 def told(

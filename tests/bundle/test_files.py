@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.files import (
+from mlctl.bundle.files import (
     exclusive,
     replace_directory,
     scratch_directory,
@@ -72,7 +72,7 @@ def test_scratch__process_was_killed__is_swept_later(
 ) -> None:
     code = (
         "import os, pathlib, sys\n"
-        "from bundle.files import scratch_directory\n"
+        "from mlctl.bundle.files import scratch_directory\n"
         "with scratch_directory(pathlib.Path(sys.argv[1])):\n"
         "    os.kill(os.getpid(), 9)\n"
     )

@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from bundle.garbage import rare_collection
+from mlctl.bundle.garbage import rare_collection
 
 
 def test_rare_collection__block_ends__what_lives_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:

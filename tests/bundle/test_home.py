@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from platformdirs import user_data_path
 
-from bundle.home import HOME_VARIABLE, mlctl_home, state_dir
+from mlctl.bundle.home import HOME_VARIABLE, mlctl_home, state_dir
 
 
 def test_home__variable_is_set__is_absolute_and_private(

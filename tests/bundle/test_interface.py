@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from bundle.interface import PREDICT, broken, from_document, to_document
-from bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.interface import PREDICT, broken, from_document, to_document
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 
 
 def tensor(name: str, *shape: int, dtype: Datatype = Datatype.FP32) -> TensorSpec:

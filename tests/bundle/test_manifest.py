@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import (
     MAX_MANIFEST_BYTES,
     TRANSFORM_NAME,
     canonical_json,
     manifest_json_schema,
     parse_manifest,
 )
-from bundle.tensors import MissingValues
+from mlctl.bundle.tensors import MissingValues
 from tests.support.manifests import ZERO_SHA, manifest_document, small_manifest
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode
-from bundle.files import check_writable
-from bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE
-from bundle.os_errors import translate_os_error
+from mlctl.bundle.errors import ErrorCode
+from mlctl.bundle.files import check_writable
+from mlctl.bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE
+from mlctl.bundle.os_errors import translate_os_error
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bundle.output_kinds import OutputKind, agreement, output_kind, same_steps, same_top_class
+from mlctl.bundle.output_kinds import OutputKind, agreement, output_kind, same_steps, same_top_class
 
 ROWS = 500
 RANDOM = np.random.default_rng(3)

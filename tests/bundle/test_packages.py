@@ -2,8 +2,8 @@ from importlib import metadata
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import RUNTIMES, installed_version, require_onnxruntime
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import RUNTIMES, installed_version, require_onnxruntime
 
 
 def test_installed_version__package_is_installed__is_its_version() -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.paths import check_relative, reject_link, resolve_inside
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.paths import check_relative, reject_link, resolve_inside
 
 ESCAPES = [
     "", "/etc/passwd", "..", "../x", "a/../../x", "./x", "a//b", "a/", "a\\b", "a\x00b", "a\nb",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports, require_free, resolve_host
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports, require_free, resolve_host
 
 
 def test_free_ports__several__are_distinct() -> None:
@@ -62,7 +62,7 @@ def test_free_ports__only_candidate_is_in_use__fails(monkeypatch: pytest.MonkeyP
 def test_free_ports__picked_by_another_process__is_not_picked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pick = "from bundle.ports import free_ports; print(*free_ports(1), flush=True); input()"
+    pick = "from mlctl.bundle.ports import free_ports; print(*free_ports(1), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", pick], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as picker:
@@ -76,8 +76,8 @@ def test_free_ports__picked_by_another_process__is_not_picked(
 
 
 def test_free_ports__many_calls__hold_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bundle.ports._MAX_HELD", 2)
-    monkeypatch.setattr("bundle.ports._held", held := deque[int]())
+    monkeypatch.setattr("mlctl.bundle.ports._MAX_HELD", 2)
+    monkeypatch.setattr("mlctl.bundle.ports._held", held := deque[int]())
     first = free_ports(2)
     newest = free_ports(1)
     assert len(held) == 2
@@ -91,5 +91,5 @@ def test_free_ports__many_calls__hold_few_descriptors(monkeypatch: pytest.Monkey
 
 
 def _offer_only(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    monkeypatch.setattr("bundle.ports._CANDIDATES", range(port, port + 1))
-    monkeypatch.setattr("bundle.ports._MAX_TRIES", 1)
+    monkeypatch.setattr("mlctl.bundle.ports._CANDIDATES", range(port, port + 1))
+    monkeypatch.setattr("mlctl.bundle.ports._MAX_TRIES", 1)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.errors import MlctlError
-from bundle.sampling import Sampling, is_sampled, write_sampling
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.sampling import Sampling, is_sampled, write_sampling
 
 SAMPLINGS = st.builds(
     Sampling,

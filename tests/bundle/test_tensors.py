@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 
 
 @pytest.mark.parametrize("dtype", [d for d in Datatype if d is not Datatype.BYTES])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tokens import parse_tokens, read_tokens, token_of
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tokens import parse_tokens, read_tokens, token_of
 
 ONE, TWO = "one-token-of-many-letters", "two.token_of~many+letters/="
 THREE = "three-token-of-many-letters"

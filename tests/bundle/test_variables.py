@@ -1,4 +1,4 @@
-from bundle.variables import unknown_variables
+from mlctl.bundle.variables import unknown_variables
 
 
 def test_variables__misspelt__are_named_with_the_nearest() -> None:

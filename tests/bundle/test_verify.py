@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle, read_manifest, seal, verify
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle, read_manifest, seal, verify
 from tests.support.manifests import small_manifest
 
 

@@ -11,8 +11,8 @@ from tests.support.wait import PATIENCE_SECONDS
 
 _SCRIPT = """
 import signal, sys
-from cli.progress import stopping
-from cli.output import CommandOutput
+from mlctl.cli.progress import stopping
+from mlctl.cli.output import CommandOutput
 
 class Interrupt:  # the signal comes in the middle of an import, when half of rich is there
     def find_spec(self, name, path=None, target=None):

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from bento.packaging import build_bento
-from cli.main import cli
+from mlctl.bento.packaging import build_bento
+from mlctl.cli.main import cli
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import PATIENCE_SECONDS, wait_until

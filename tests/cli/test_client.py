@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bento.clients.languages import GENERATORS
-from cli.commands.client import LANGUAGES
-from cli.main import cli
+from mlctl.bento.clients.languages import GENERATORS
+from mlctl.cli.commands.client import LANGUAGES
+from mlctl.cli.main import cli
 from tests.support.bundles import make_bundle
 
 

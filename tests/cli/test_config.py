@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.main import cli
+from mlctl.cli.main import cli
 
 Run = Callable[..., Result]
 

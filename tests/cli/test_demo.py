@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.main import cli
+from mlctl.cli.main import cli
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -30,7 +30,7 @@ def test_demo__signals_while_it_cleans_up__removes_its_folder(
             if fails:
                 raise OSError("the deployment does not stop")
 
-    monkeypatch.setattr("examples.digits.story.Story", InterruptedStory)
+    monkeypatch.setattr("mlctl.examples.digits.story.Story", InterruptedStory)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     result = CliRunner().invoke(cli, ["demo"])

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.ports import free_ports
-from rollout.client import deployments
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.client import deployments
 from tests.support.mlctl import Mlctl
 from tests.support.rollouts import quick_settings, revision
 from tests.support.wait import wait_until

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.commands.batch import three_digits
+from mlctl.cli.commands.batch import three_digits
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bundle import __version__
-from cli.main import COMMANDS, SECTIONS, cli
 from docs.generate import commands_markdown, every_command
+from mlctl.bundle import __version__
+from mlctl.cli.main import COMMANDS, SECTIONS, cli
 from tests.support.mlctl import Mlctl
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +32,14 @@ def test_commands__modules_of_the_package__are_the_commands() -> None:
 @pytest.mark.slow
 def test_command__called__imports_no_other_command() -> None:
     code = (
-        "import sys\nfrom cli.main import cli\ncli(['down', '--help'], standalone_mode=False)\n"
-        "print(*(name for name in sys.modules if name.startswith('cli.commands.')))"
+        "import sys\nfrom mlctl.cli.main import cli\n"
+        "cli(['down', '--help'], standalone_mode=False)\n"
+        "print(*(name for name in sys.modules if name.startswith('mlctl.cli.commands.')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "cli.commands.down"
+    assert done.stdout.splitlines()[-1] == "mlctl.cli.commands.down"
 
 
 def test_version__option__prints_the_packages_version() -> None:
@@ -99,7 +100,7 @@ def test_command__run_in_a_folder__writes_nothing_to_it(tmp_path: Path) -> None:
     mlctl = Mlctl(home)
     for arguments in (("models",), ("status",), ("doctor",)):
         done = subprocess.run(
-            [sys.executable, "-m", "cli.main", *arguments],
+            [sys.executable, "-m", "mlctl.cli.main", *arguments],
             env=mlctl.environment,
             cwd=here,
             capture_output=True,

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 from sklearn.linear_model import Ridge
 
-from bundle.home import HOME_VARIABLE
-from bundle.tensors import Datatype
-from cli.main import cli
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.tensors import Datatype
+from mlctl.cli.main import cli
 from tests.support.estimators import skops_source
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
@@ -31,7 +31,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCatalog:
     # The command adds the folder that it runs in.
     monkeypatch.setattr(sys, "path", [*sys.path])
     found = MemoryCatalog([onnx_source(tmp_path / "registered")])
-    monkeypatch.setattr("registry.mlflow_catalog.MlflowCatalog", lambda: found)
+    monkeypatch.setattr("mlctl.registry.mlflow_catalog.MlflowCatalog", lambda: found)
     rows = np.random.default_rng(1).standard_normal((64, 4), dtype=np.float32)
     save_rows(tmp_path / "rows.npz", {"x": rows})
     labels = np.arange(64) % 4
@@ -104,7 +104,7 @@ def test_optimize__values_that_its_source_rejects__are_told(
     model = Ridge().fit(pd.DataFrame(rows, columns=names), rows[:, 0])
     source = skops_source(model, tmp_path, dict.fromkeys(names, Datatype.FP64))
     found = MemoryCatalog([source])
-    monkeypatch.setattr("registry.mlflow_catalog.MlflowCatalog", lambda: found)
+    monkeypatch.setattr("mlctl.registry.mlflow_catalog.MlflowCatalog", lambda: found)
     save_rows(tmp_path / "columns.npz", dict(zip(names, rows.T, strict=True)))
     result = CliRunner().invoke(cli, ["optimize", source.name, "--data", "columns.npz"])
     assert result.exit_code == 0, result.output
@@ -142,7 +142,7 @@ def test_report__that_cannot_be_written__is_refused_before_any_work(
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("cli.commands.optimize.check_writable", refuse)
+    monkeypatch.setattr("mlctl.cli.commands.optimize.check_writable", refuse)
     result = run(*SOME, "--report", "tiny.html")
     assert result.exit_code == 2
     assert "cannot access tiny.html: permission denied" in result.stderr

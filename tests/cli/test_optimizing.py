@@ -2,14 +2,14 @@ import os
 
 import pytest
 
-from cli.commands.optimize import StepDisplay
-from cli.output import CommandOutput
-from cli.progress import clock_time, only_results_on_stdout
-from cli.variants import filled, models_table, number_cells, number_columns, variants_table
-from optimize.choice import choose
-from optimize.events import Stage, StepEvent, StepStatus
-from optimize.evidence import variant_record
-from optimize.goals import Goals
+from mlctl.cli.commands.optimize import StepDisplay
+from mlctl.cli.output import CommandOutput
+from mlctl.cli.progress import clock_time, only_results_on_stdout
+from mlctl.cli.variants import filled, models_table, number_cells, number_columns, variants_table
+from mlctl.optimize.choice import choose
+from mlctl.optimize.events import Stage, StepEvent, StepStatus
+from mlctl.optimize.evidence import variant_record
+from mlctl.optimize.goals import Goals
 from tests.optimize.builders import failed, not_applicable, variant
 
 

@@ -9,9 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli.main import cli
-from cli.options import Duration, option, parse_duration, takes
 from docs.generate import every_command
+from mlctl.cli.main import cli
+from mlctl.cli.options import Duration, option, parse_duration, takes
 
 
 @pytest.mark.parametrize(

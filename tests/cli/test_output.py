@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.output import DEBUG_VARIABLE, CommandOutput, counted, printable, reporting
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.output import DEBUG_VARIABLE, CommandOutput, counted, printable, reporting
 from tests.support.wait import wait_until
 
 
@@ -39,7 +39,7 @@ def test_output__result_and_note__go_to_stdout_and_stderr() -> None:
 def test_working__in_a_pipe_with_a_log__prints_the_latest_text_again_and_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.output.LOG_SECONDS", 0.01)
+    monkeypatch.setattr("mlctl.cli.output.LOG_SECONDS", 0.01)
     printed: list[str] = []
 
     def has(text: str) -> bool:
@@ -63,7 +63,7 @@ def test_line__in_a_pipe__is_printed_as_it_is(capsys: pytest.CaptureFixture[str]
 _PIPED = """
 import sys
 import click
-from cli.output import reporting
+from mlctl.cli.output import reporting
 @click.command()
 @reporting
 def command(output):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bento.packaging import build_bento
-from bundle.home import HOME_VARIABLE
-from cli.main import cli
-from loadtest.parity.compare import PathComparison, PathVerdict
-from loadtest.parity.run import ParityReport
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.cli.main import cli
+from mlctl.loadtest.parity.compare import PathComparison, PathVerdict
+from mlctl.loadtest.parity.run import ParityReport
 from tests.support.bundles import make_bundle
 from tests.support.pairs import make_pair_pipeline
 
@@ -87,7 +87,7 @@ def test_parity__path_differs__is_shown_and_fails(
         ),
     )
     told = ParityReport("d" * 64, exact=True, findings=findings)
-    monkeypatch.setattr("loadtest.parity.run.run_parity", lambda *_arguments: told)
+    monkeypatch.setattr("mlctl.loadtest.parity.run.run_parity", lambda *_arguments: told)
     shown = CliRunner().invoke(cli, ["parity", "tiny/tiny"])
     assert shown.exit_code == 5
     assert f"/tiny {'d' * 12}" in shown.output

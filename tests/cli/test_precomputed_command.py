@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.main import cli
+from mlctl.cli.main import cli
 from tests.support import tables
 from tests.support.bundles import make_bundle
 

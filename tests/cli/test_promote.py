@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bundle.errors import MlctlError
-from bundle.verify import VerifiedBundle
-from cli.commands.promote import _follow, _show_events
-from cli.main import cli
-from cli.output import CommandOutput
-from rollout.client.rendering import event_line, verdict_text
-from rollout.client.revisions import find_revision
-from rollout.client.traffic import broken_by
-from rollout.domain.planner import Today, plan
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
-from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import Action, Gate, Verdict
-from rollout.journal import paths, records
-from rollout.journal.journal import Journal
-from services.runtime.bento_layout import combine_bundles
-from services.runtime.bento_store import SERVER_VERSION
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.cli.commands.promote import _follow, _show_events
+from mlctl.cli.main import cli
+from mlctl.cli.output import CommandOutput
+from mlctl.rollout.client.rendering import event_line, verdict_text
+from mlctl.rollout.client.revisions import find_revision
+from mlctl.rollout.client.traffic import broken_by
+from mlctl.rollout.domain.planner import Today, plan
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.verdict import Action, Gate, Verdict
+from mlctl.rollout.journal import paths, records
+from mlctl.rollout.journal.journal import Journal
+from mlctl.services.runtime.bento_layout import combine_bundles
+from mlctl.services.runtime.bento_store import SERVER_VERSION
 from tests.support.bundles import make_bundle
 
 
@@ -180,7 +180,7 @@ def test_promote__proved_score_is_clearly_worse__refused_with_both_scores_unless
     assert "is 0.3 on 1,000 rows" in error["message"]
     assert "0.89" in error["message"]
     assert "--skip-checks" in error["hint"]
-    monkeypatch.setattr("rollout.client.deployments.ensure_daemon", lambda *_: None)
+    monkeypatch.setattr("mlctl.rollout.client.deployments.ensure_daemon", lambda *_: None)
     forced = CliRunner().invoke(cli, ["promote", "shop", worse, "--skip-checks", "--detach"])
     assert forced.exit_code == 0, forced.output
 
@@ -191,7 +191,9 @@ def test_promote__scores_differ_within_their_noise__judged_by_the_traffic(
     serve(put(store, "1", make_bundle(tmp_path / "a", name="shop", accuracy=0.89)))
     near = put(store, "2", make_bundle(tmp_path / "b", name="shop", accuracy=0.885))
     spec = RolloutSpec()
-    monkeypatch.setattr("rollout.client.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5))
+    monkeypatch.setattr(
+        "mlctl.rollout.client.traffic.plan_for", lambda *_: plan(spec, Today(0.0), 0.5)
+    )
     told = CliRunner().invoke(cli, ["promote", "shop", near, "--json"])
     assert json.loads(told.stdout)["error"]["code"] == "insufficient_traffic", told.output
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from cli.main import cli
-from rollout.client import deployments
-from rollout.domain.spec import Outcome, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.journal.records import JournalEvent, Rollout
+from mlctl.cli.main import cli
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import Outcome, RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from mlctl.rollout.journal.records import JournalEvent, Rollout
 from tests.support.rollouts import revision
 
 RETURN = Rollout(

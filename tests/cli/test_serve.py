@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bento.packaging import build_bento
-from bundle.errors import ERROR_TABLE, ErrorCode
-from bundle.ports import free_ports
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
+from mlctl.bundle.ports import free_ports
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
@@ -83,7 +83,9 @@ def test_serve__ctrl_c_while_it_starts__is_one_line_and_130(mlctl: Mlctl) -> Non
         text=True,
     ) as server:
         process = psutil.Process(server.pid)
-        wait_until(lambda: "cli.bentoml_server" in process.cmdline(), what="the server starts")
+        wait_until(
+            lambda: "mlctl.cli.bentoml_server" in process.cmdline(), what="the server starts"
+        )
         server.send_signal(signal.SIGINT)
         _, errors = server.communicate(timeout=60)
     assert (server.returncode, errors.strip()) == (130, "Error: interrupted")

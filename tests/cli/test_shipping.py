@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bento.transfer.archive import list_files
-from bento.transfer.push import push_oci
-from bundle.verify import VerifiedBundle
-from cli.main import cli
+from mlctl.bento.transfer.archive import list_files
+from mlctl.bento.transfer.push import push_oci
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.cli.main import cli
 from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.client.provenance import ProvenanceSources, chain, find_digest
-from services.runtime.bento_store import DIGEST_LABEL
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.client.provenance import ProvenanceSources, chain, find_digest
+from mlctl.services.runtime.bento_store import DIGEST_LABEL
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 

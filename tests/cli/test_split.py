@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from cli.main import cli
+from mlctl.cli.main import cli
 
 
 @pytest.mark.parametrize(

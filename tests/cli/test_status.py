@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.commands.status import running_line
+from mlctl.cli.commands.status import running_line
 
 
 @pytest.mark.parametrize(

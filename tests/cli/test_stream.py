@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.main import cli
-from services.stream.base import Outgoing, StreamUrl
-from services.stream.transports.sqlite import transport
+from mlctl.cli.main import cli
+from mlctl.services.stream.base import Outgoing, StreamUrl
+from mlctl.services.stream.transports.sqlite import transport
 from tests.services.stream.contract import read, send
 from tests.support.bundles import make_bundle
 from tests.support.wait import wait_until
@@ -103,7 +103,7 @@ def test_stream_doctor__topic__shows_guarantee_and_lag(home: Path) -> None:
 @pytest.mark.slow
 def test_stream_run__sigterm__commits_and_exits_0(home: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *arguments(home)], stderr=subprocess.PIPE
+        [sys.executable, "-m", "mlctl.cli.main", *arguments(home)], stderr=subprocess.PIPE
     )
     try:
         wait_until(lambda: transport.status(place(home, "in"), "mlctl").lag == {"0": 0})

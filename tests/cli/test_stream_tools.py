@@ -10,7 +10,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.main import cli
+from mlctl.cli.main import cli
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cli.output import CommandOutput
-from cli.runners.stream import event_display
-from services.stream.events import StreamEvent, StreamPhase, StreamTotals
+from mlctl.cli.output import CommandOutput
+from mlctl.cli.runners.stream import event_display
+from mlctl.services.stream.events import StreamEvent, StreamPhase, StreamTotals
 
 
 def test_event_display__idle__is_reported_once_per_lag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bundle.ports import free_ports
-from rollout.domain.spec import DeploymentSettings, Ports
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 from tests.support.mlctl import Mlctl
 from tests.support.rollouts import revision
 

@@ -8,10 +8,10 @@ from typing import Any, Never
 import pytest
 from click.testing import CliRunner
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.main import cli
-from rollout.client import deployments
-from rollout.domain.spec import DeploymentSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.main import cli
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import DeploymentSettings
 from tests.support.rollouts import revision
 
 
@@ -25,7 +25,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[DeploymentSettings]:
         raise MlctlError(ErrorCode.NOT_READY, "not started")
 
     monkeypatch.setattr(deployments, "up", up)
-    monkeypatch.setattr("rollout.client.revisions.find_revision", lambda _tag: revision("tiny:aa"))
+    monkeypatch.setattr(
+        "mlctl.rollout.client.revisions.find_revision", lambda _tag: revision("tiny:aa")
+    )
     return found
 
 

@@ -23,14 +23,14 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from bundle.ports import free_ports
-from cli.main import cli
-from cli.watch import picture
-from rollout.client import deployments
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.journal.records import Deployment, JournalEvent, Rollout
-from rollout.ui.view import GateRow, GateView, Page, RolloutRecord, deployment_page
+from mlctl.bundle.ports import free_ports
+from mlctl.cli.main import cli
+from mlctl.cli.watch import picture
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from mlctl.rollout.journal.records import Deployment, JournalEvent, Rollout
+from mlctl.rollout.ui.view import GateRow, GateView, Page, RolloutRecord, deployment_page
 from tests.support.mlctl import Mlctl
 from tests.support.receiver import receiving
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision

@@ -20,8 +20,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bento.packaging import build_bento
-from bundle.verify import VerifiedBundle
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.verify import VerifiedBundle
 from tests.clients.report import Servers
 from tests.support.bundles import make_bundle, make_table_bundle
 from tests.support.serving import Server, launch, running

@@ -15,17 +15,17 @@ import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from bundle.errors import ErrorCode
-from cli.main import cli
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.spec import Slot
-from rollout.drivers.kubernetes import route as routes
-from rollout.drivers.kubernetes.meter import Scrape
-from rollout.drivers.kubernetes.scrape import NOTHING
-from rollout.gate_service.app import gate_app
-from rollout.gate_service.service import GateService
-from rollout.gate_service.sources import ServiceName, parse_sources
-from rollout.gate_service.store import SessionStore
+from mlctl.bundle.errors import ErrorCode
+from mlctl.cli.main import cli
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.drivers.kubernetes import route as routes
+from mlctl.rollout.drivers.kubernetes.meter import Scrape
+from mlctl.rollout.drivers.kubernetes.scrape import NOTHING
+from mlctl.rollout.gate_service.app import gate_app
+from mlctl.rollout.gate_service.service import GateService
+from mlctl.rollout.gate_service.sources import ServiceName, parse_sources
+from mlctl.rollout.gate_service.store import SessionStore
 from tests.support.clock import ManualClock
 from tests.support.schemas import faults, kinds
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.entries import fetch_or_build, is_whole
-from doctor.caches import CACHES, CacheSize, cache_sizes, prune
+from mlctl.bundle.entries import fetch_or_build, is_whole
+from mlctl.doctor.caches import CACHES, CacheSize, cache_sizes, prune
 from tests.support.clock import ManualClock
 
 NOW = 1_000_000.0

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.home import HOME_VARIABLE
-from bundle.packages import installed_version
-from bundle.ports import free_ports
-from doctor import checks
-from doctor.checks import (
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.packages import installed_version
+from mlctl.bundle.ports import free_ports
+from mlctl.doctor import checks
+from mlctl.doctor.checks import (
     Finding,
     Severity,
     check_features,
@@ -21,10 +21,10 @@ from doctor.checks import (
     check_tensorrt,
     run_checks,
 )
-from services.precomputed.base import PrecomputedRow
-from services.precomputed.store_urls import open_store
-from services.runtime.tensorrt import machine as tensorrt
-from services.runtime.tensorrt.machine import Gpu
+from mlctl.services.precomputed.base import PrecomputedRow
+from mlctl.services.precomputed.store_urls import open_store
+from mlctl.services.runtime.tensorrt import machine as tensorrt
+from mlctl.services.runtime.tensorrt.machine import Gpu
 
 GPU = Gpu("NVIDIA L4", "8.9", "580.65.06")
 

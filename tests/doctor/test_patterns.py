@@ -7,9 +7,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.errors import MlctlError
-from cli.main import cli
-from doctor.patterns import (
+from mlctl.bundle.errors import MlctlError
+from mlctl.cli.main import cli
+from mlctl.doctor.patterns import (
     Consumer,
     Pattern,
     WorkloadNeeds,

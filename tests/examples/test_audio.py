@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bundle.home import HOME_VARIABLE, state_dir
-from bundle.verify import verify
-from examples.audio.__main__ import main, record
-from examples.audio.transform.transform import MAX_SECONDS, RATE, decode
-from registry.tracking import TRACKING_VARIABLE
+from mlctl.bundle.home import HOME_VARIABLE, state_dir
+from mlctl.bundle.verify import verify
+from mlctl.examples.audio.__main__ import main, record
+from mlctl.examples.audio.transform.transform import MAX_SECONDS, RATE, decode
+from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.support.predict import post_all
 
 

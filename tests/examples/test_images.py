@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from bundle.home import HOME_VARIABLE, state_dir
-from bundle.verify import verify
-from examples.images.__main__ import draw, main
-from examples.images.transform.transform import LABELS
-from registry.tracking import TRACKING_VARIABLE
+from mlctl.bundle.home import HOME_VARIABLE, state_dir
+from mlctl.bundle.verify import verify
+from mlctl.examples.images.__main__ import draw, main
+from mlctl.examples.images.transform.transform import LABELS
+from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.support.predict import post_all
 
 pytestmark = pytest.mark.slow

@@ -14,19 +14,19 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from bundle.home import HOME_VARIABLE, state_dir
-from bundle.verify import VerifiedBundle, verify
-from cli.main import cli
-from examples.churn import __main__ as churn
-from examples.ranking import __main__ as ranking
-from examples.recommendations import __main__ as recommendations
-from examples.reviews import __main__ as reviews
-from registry.tracking import TRACKING_VARIABLE
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.codec import V2Codec
-from services.protocol.priority import Priority
-from services.runtime.streaming import Answer
+from mlctl.bundle.home import HOME_VARIABLE, state_dir
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.cli.main import cli
+from mlctl.examples.churn import __main__ as churn
+from mlctl.examples.ranking import __main__ as ranking
+from mlctl.examples.recommendations import __main__ as recommendations
+from mlctl.examples.reviews import __main__ as reviews
+from mlctl.registry.tracking import TRACKING_VARIABLE
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.runtime.streaming import Answer
 from tests.support.predict import post_all
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def test_churn__tonights_customers__each_has_an_answer(run: Run, tmp_path: Path)
 
 
 def test_fraud__a_stream_of_payments__each_has_an_answer(run: Run, tmp_path: Path) -> None:
-    from examples.fraud import __main__ as fraud  # loads XGBoost
+    from mlctl.examples.fraud import __main__ as fraud  # loads XGBoost
 
     bundle, stream = run(fraud.main), f"sqlite://{tmp_path}/events.db"
     evidence = json.loads((bundle.root / "evidence.json").read_bytes())

@@ -8,11 +8,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.main import cli
-from examples.skeleton.create import TEMPLATES, create_project
-from rollout.client.spec_file import read_spec
-from rollout.domain.spec import RolloutSpec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.main import cli
+from mlctl.examples.skeleton.create import TEMPLATES, create_project
+from mlctl.rollout.client.spec_file import read_spec
+from mlctl.rollout.domain.spec import RolloutSpec
 
 
 def test_init__new_folder__names_the_model_after_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs.run import run_page
-from examples.skeleton.create import create_project
+from mlctl.examples.skeleton.create import create_project
 from tests.support.mlctl import Mlctl
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bundle.verify import verify
-from services.batch.job import BatchConfig
-from services.batch.sinks import open_sink
+from mlctl.bundle.verify import verify
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.sinks import open_sink
 from tests.support import tables
 from tests.support.batch_kill import Job, Killer
 from tests.support.bundles import make_bundle

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bento.packaging import build_bento
-from bundle.ports import free_ports
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.ports import free_ports
 from tests.support.bundles import make_bundle
 from tests.support.mlctl import Mlctl
 from tests.support.wait import PATIENCE_SECONDS, wait_until

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bundle.home import HOME_VARIABLE
-from optimize.events import Stage
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.optimize.events import Stage
 from tests.faults.test_optimize_kill import PROJECT, prepare
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 _CRASHES = """
 import json, os, signal, sys
 from pathlib import Path
-from bundle.errors import MlctlError
-from optimize.supervision import run_in_child, this_process
+from mlctl.bundle.errors import MlctlError
+from mlctl.optimize.supervision import run_in_child, this_process
 
 stage, recipe, number = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
 try:
@@ -33,9 +33,9 @@ except MlctlError as error:
     print(json.dumps(error.as_dict()))
     sys.exit(error.spec.exit_code)
 
-from optimize.pipeline import optimize
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
 from tests.faults.test_optimize_kill import GOALS
 from tests.support.dense import dense_source
 from tests.support.memory_catalog import MemoryCatalog

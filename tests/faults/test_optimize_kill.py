@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.home import HOME_VARIABLE
-from optimize.events import Stage, StepEvent, StepStatus
-from optimize.goals import Goals, Prefer
-from optimize.pipeline import optimize
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.optimize.events import Stage, StepEvent, StepStatus
+from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
 from tests.support.dense import dense_source
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
@@ -29,9 +29,9 @@ RECIPES = ["fp32", "fp16", "int8-static"]
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from optimize.pipeline import optimize
-from optimize.recipes.discovery import select
-from optimize.recipes.base import Target
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.recipes.base import Target
 from tests.support.memory_catalog import MemoryCatalog
 from tests.faults.test_optimize_kill import GOALS, RECIPES
 from tests.support.dense import dense_source

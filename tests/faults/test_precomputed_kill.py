@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.verify import verify
-from services.batch.job import BatchConfig
-from services.batch.precomputed_sink import PrecomputedSink
-from services.batch.run import BatchEvent, RunControl
-from services.precomputed.store_urls import open_store
+from mlctl.bundle.verify import verify
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.precomputed_sink import PrecomputedSink
+from mlctl.services.batch.run import BatchEvent, RunControl
+from mlctl.services.precomputed.store_urls import open_store
 from tests.support import tables
 from tests.support.bundles import make_bundle
 from tests.support.wait import PATIENCE_SECONDS, wait_until

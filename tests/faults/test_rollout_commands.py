@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bundle.ports import free_ports
-from cli.main import cli
-from rollout.client import deployments
-from rollout.domain.spec import Outcome, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import HoldReason
+from mlctl.bundle.ports import free_ports
+from mlctl.cli.main import cli
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import Outcome, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.verdict import HoldReason
 from tests.support.rollouts import (
     Load,
     kill_daemon,

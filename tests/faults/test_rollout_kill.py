@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from bundle.ports import free_ports
-from rollout.client import deployments
-from rollout.domain.spec import Outcome, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import HoldReason
-from rollout.drivers.local import processes
-from rollout.journal import paths
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import Outcome, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.verdict import HoldReason
+from mlctl.rollout.drivers.local import processes
+from mlctl.rollout.journal import paths
 from tests.support.rollouts import (
     Load,
     daemon_of,

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from rollout.daemon.controller import Controller
-from rollout.daemon.world import World
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.journal import Journal
+from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.journal import Journal
 from tests.support.disk_world import EDGES, DiskWorld, Fragile, Points
 from tests.support.forked import run_apart, run_forked
 from tests.support.rollouts import revision

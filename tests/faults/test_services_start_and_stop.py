@@ -16,16 +16,16 @@ import httpx
 import psutil
 import pytest
 
-from bundle.errors import ERROR_TABLE, ErrorCode
-from bundle.verify import VerifiedBundle, seal
-from services.runtime.golden import load_golden, save_golden
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
+from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.services.runtime.golden import load_golden, save_golden
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running, stop
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-SERVICE = "services.service:service"
+SERVICE = "mlctl.services.service:service"
 
 
 @pytest.fixture
@@ -39,6 +39,8 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     shutil.copy(ROOT / "bentofile.yaml", folder)
+    (folder / "mlctl").mkdir()
+    shutil.copy(ROOT / "mlctl/__init__.py", folder / "mlctl")
     for package in ("bundle", "services"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, folder / package, ignore=ignored)

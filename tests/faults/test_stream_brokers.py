@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from services.stream.base import ConnectionRequest, LostPartitionsError, StreamUrl
-from services.stream.transports import transport_of
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.services.stream.base import ConnectionRequest, LostPartitionsError, StreamUrl
+from mlctl.services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import numbered, numbers, read, send
 from tests.support.broker_kill import Install, Member, Steps, answers_to

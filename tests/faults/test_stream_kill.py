@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.stream.answer_headers import AnswerHeaders
-from services.stream.base import ConnectionRequest, Guarantee, Outgoing, StreamUrl
-from services.stream.batching import BatchGoals
-from services.stream.engine import RunSettings, StreamEngine
-from services.stream.scoring import MessageScorer
-from services.stream.transports.sqlite import SqliteConnection, SqliteTransport, transport
+from mlctl.services.stream.answer_headers import AnswerHeaders
+from mlctl.services.stream.base import ConnectionRequest, Guarantee, Outgoing, StreamUrl
+from mlctl.services.stream.batching import BatchGoals
+from mlctl.services.stream.engine import RunSettings, StreamEngine
+from mlctl.services.stream.scoring import MessageScorer
+from mlctl.services.stream.transports.sqlite import SqliteConnection, SqliteTransport, transport
 from tests.services.stream.test_scoring import Doubling, Numbers
 from tests.support.forked import run_forked
 

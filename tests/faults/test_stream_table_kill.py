@@ -8,13 +8,13 @@ from pathlib import Path
 import adbc_driver_postgresql.dbapi
 import pytest
 
-from bundle.verify import verify
-from services.stream.base import ConnectionRequest, Outgoing, StreamUrl
-from services.stream.batching import BatchGoals
-from services.stream.engine import RunSettings
-from services.stream.payloads import PayloadRequest
-from services.stream.run import StreamConfig, run_stream
-from services.stream.transports import sqlite, table
+from mlctl.bundle.verify import verify
+from mlctl.services.stream.base import ConnectionRequest, Outgoing, StreamUrl
+from mlctl.services.stream.batching import BatchGoals
+from mlctl.services.stream.engine import RunSettings
+from mlctl.services.stream.payloads import PayloadRequest
+from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.transports import sqlite, table
 from tests.services.stream.contract import read, send
 from tests.support.batch_kill import Killer
 from tests.support.bundles import make_bundle

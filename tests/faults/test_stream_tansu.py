@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import KafkaException
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Commit, ConnectionRequest, Guarantee, Outgoing, StreamUrl
-from services.stream.transports.kafka import TransactionalConnection, transport
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import Commit, ConnectionRequest, Guarantee, Outgoing, StreamUrl
+from mlctl.services.stream.transports.kafka import TransactionalConnection, transport
 from tests.services.stream.contract import answered, numbered, send, take
 from tests.support.tansu import committed_values, create_topics, tansu_broker
 from tests.support.wait import PATIENCE_SECONDS
@@ -27,8 +27,8 @@ _TOPICS = ("in", "out", "dead")
 _MEMBER = """
 import os, signal, sys
 from contextlib import suppress
-from services.stream.base import Commit, ConnectionRequest, LostPartitionsError, StreamUrl
-from services.stream.transports.kafka import transport
+from mlctl.services.stream.base import Commit, ConnectionRequest, LostPartitionsError, StreamUrl
+from mlctl.services.stream.transports.kafka import transport
 from tests.services.stream.contract import answered
 
 source, answers = map(StreamUrl.parse, sys.argv[1:3])

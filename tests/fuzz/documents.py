@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import parse_manifest
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.online.grpc.codec import GrpcCodec
-from services.protocol.codec import V2Codec
-from services.protocol.messages import methods
-from services.protocol.wire import InferRequest
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import parse_manifest
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.online.grpc.codec import GrpcCodec
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.messages import methods
+from mlctl.services.protocol.wire import InferRequest
 from tests.fuzz.target import Feed, FindingError, Target
 from tests.support.manifests import manifest_document
 

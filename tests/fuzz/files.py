@@ -17,12 +17,12 @@ import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from bento.transfer import oci
-from bento.transfer.archive import Listing
-from bundle.errors import ErrorCode
-from bundle.manifest import FileEntry
-from services.runtime.golden import load_golden, save_golden
-from services.runtime.onnx_graph import read_graph
+from mlctl.bento.transfer import oci
+from mlctl.bento.transfer.archive import Listing
+from mlctl.bundle.errors import ErrorCode
+from mlctl.bundle.manifest import FileEntry
+from mlctl.services.runtime.golden import load_golden, save_golden
+from mlctl.services.runtime.onnx_graph import read_graph
 from tests.fuzz.target import Feed, FindingError, Target
 from tests.support.manifests import ZERO_SHA
 

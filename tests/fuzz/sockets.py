@@ -17,12 +17,12 @@ from hpack import Encoder
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 from tests.fuzz.documents import BINARY, BINARY_DOCUMENT, V2_DOCUMENT, altered
 from tests.fuzz.target import Feed, FindingError, Target
 from tests.services.online.grpc.http2.conftest import EMPTY, LIVE, framed, head, infer_message

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bento.transfer import oci
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bento.transfer import oci
+from mlctl.bundle.errors import ErrorCode, MlctlError
 from tests.fuzz.files import _LISTING
 
 

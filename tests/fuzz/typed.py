@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from hypothesis import strategies as st
 
-from bundle.errors import ErrorCode
-from services.online.grpc.typed.codec import TypedCodec
-from services.online.grpc.typed.descriptors import make_messages
-from services.online.grpc.typed.layout import lay_out
-from services.online.openapi.model import describe
+from mlctl.bundle.errors import ErrorCode
+from mlctl.services.online.grpc.typed.codec import TypedCodec
+from mlctl.services.online.grpc.typed.descriptors import make_messages
+from mlctl.services.online.grpc.typed.layout import lay_out
+from mlctl.services.online.openapi.model import describe
 from tests.fuzz.documents import SIGNATURE, answer_of
 from tests.fuzz.target import Feed, Target
 

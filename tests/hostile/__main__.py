@@ -24,7 +24,7 @@ from benchmarks.loadgen import LoadTarget, build, closed_command, grpc_call
 from benchmarks.protocols import Protocol
 from benchmarks.servers import Cores, RunningServer, deployment, mlctl_server, running
 from benchmarks.workloads import NetBundle, make_workload
-from loadtest.inputs import post
+from mlctl.loadtest.inputs import post
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.honest import Latencies, WorkClock, measure
 from tests.hostile.judge import judge, p99_ms

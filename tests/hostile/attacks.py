@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.online.grpc.http2 import frames
-from services.online.grpc.http2.frames import frame
-from services.online.grpc.http2.hpack import literal
-from services.protocol.messages import SERVICE
+from mlctl.services.online.grpc.http2 import frames
+from mlctl.services.online.grpc.http2.frames import frame
+from mlctl.services.online.grpc.http2.hpack import literal
+from mlctl.services.protocol.messages import SERVICE
 
 _CALLS = 5000
 _HEAD = b"".join(

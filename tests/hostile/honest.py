@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hpack import Decoder
 
 from benchmarks.loadgen import LoadTarget
-from services.online.grpc.http2 import frames
-from services.online.grpc.http2.frames import frame
+from mlctl.services.online.grpc.http2 import frames
+from mlctl.services.online.grpc.http2.frames import frame
 
 _WAIT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.001

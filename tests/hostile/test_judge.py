@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.events import ControlFrame, HeadersReceived, WholeCallReceived
-from services.online.grpc.http2.frames import BrokenError
+from mlctl.services.online.grpc.http2.core import Core
+from mlctl.services.online.grpc.http2.events import ControlFrame, HeadersReceived, WholeCallReceived
+from mlctl.services.online.grpc.http2.frames import BrokenError
 from tests.hostile.attacks import ATTACKS, Attack
 from tests.hostile.judge import judge, p99_ms
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.cold import ColdStart, as_document, summary
+from mlctl.loadtest.cold import ColdStart, as_document, summary
 
 LOG = """
 2026-01-02 model a: loaded in 0.500 s, proved and warmed up in 0.100 s

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.figures import LatencyRecord, ServerUse, summarize
+from mlctl.loadtest.figures import LatencyRecord, ServerUse, summarize
 
 
 def test_summarize__answers_and_errors__gives_percentiles_rates_and_stages() -> None:

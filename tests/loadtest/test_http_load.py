@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from loadtest.http_load import CONNECTION_LOST, HttpTarget
+from mlctl.loadtest.http_load import CONNECTION_LOST, HttpTarget
 
 OK = b"HTTP/1.1 200 OK\r\nServer-Timing: queue;dur=1.5\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from loadtest import loops
-from loadtest.figures import UNANSWERED, LatencyRecord
-from loadtest.loops import Done, OpenLoop, RequestSender, closed_loop
+from mlctl.loadtest import loops
+from mlctl.loadtest.figures import UNANSWERED, LatencyRecord
+from mlctl.loadtest.loops import Done, OpenLoop, RequestSender, closed_loop
 
 
 class After:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from loadtest.naming import folder_of, resolve_model, split_target
-from services.runtime.bento_layout import combine_bundles
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.loadtest.naming import folder_of, resolve_model, split_target
+from mlctl.services.runtime.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
 
 

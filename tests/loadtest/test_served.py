@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from bento.packaging import BuiltBento
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from loadtest.figures import Figures
-from loadtest.runs import LoadProfile, MeasuredServer, Protocols, RequestShape, bench
-from loadtest.server import cpu_seconds
-from loadtest.target import Address, batches_so_far, parse_url
+from mlctl.bento.packaging import BuiltBento
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.loadtest.figures import Figures
+from mlctl.loadtest.runs import LoadProfile, MeasuredServer, Protocols, RequestShape, bench
+from mlctl.loadtest.server import cpu_seconds
+from mlctl.loadtest.target import Address, batches_so_far, parse_url
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.runs import Protocols
-from loadtest.server import deferred_signals, serving
+from mlctl.loadtest.runs import Protocols
+from mlctl.loadtest.server import deferred_signals, serving
 from tests.support.wait import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow

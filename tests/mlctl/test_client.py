@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
 from mlctl import Client
+from mlctl.bundle.errors import ErrorCode, MlctlError
 
 NAN = float("nan")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from bundle.output_kinds import OutputKind
-from optimize.metrics.bootstrap import Estimate
-from optimize.metrics.latency import BatchLatency
-from optimize.metrics.parity import OutputParity, Parity
-from optimize.metrics.scores import MetricResult
-from optimize.variant import Measured, Variant
+from mlctl.bundle.output_kinds import OutputKind
+from mlctl.optimize.metrics.bootstrap import Estimate
+from mlctl.optimize.metrics.latency import BatchLatency
+from mlctl.optimize.metrics.parity import OutputParity, Parity
+from mlctl.optimize.metrics.scores import MetricResult
+from mlctl.optimize.variant import Measured, Variant
 
 
 def latency(batch: int, median: float, spread: float = 0.0, seed: str = "") -> BatchLatency:

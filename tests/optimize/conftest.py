@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from bundle.files import exclusive
-from bundle.home import HOME_VARIABLE
-from registry.mlflow_catalog import MlflowCatalog
-from registry.tracking import TRACKING_VARIABLE
+from mlctl.bundle.files import exclusive
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.shared import run_folder
 from tests.support.sources import onnx_source

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from optimize.choice import choose
-from optimize.device import RunDevice
-from optimize.evidence import Conditions, DataSummary, OptimizeReport, SourceSummary
-from optimize.goals import Goals
-from optimize.metrics.scores import load_metric
-from optimize.proofs.splits import SplitCheck
-from optimize.recipes.base import LayerCost, Target
-from optimize.variant import Variant
+from mlctl.optimize.choice import choose
+from mlctl.optimize.device import RunDevice
+from mlctl.optimize.evidence import Conditions, DataSummary, OptimizeReport, SourceSummary
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.metrics.scores import load_metric
+from mlctl.optimize.proofs.splits import SplitCheck
+from mlctl.optimize.recipes.base import LayerCost, Target
+from mlctl.optimize.variant import Variant
 
 
 def make_report(
@@ -27,7 +27,7 @@ def make_report(
     splits: SplitCheck | None = None,
     excluded: tuple[str, ...] = (),
 ) -> OptimizeReport:
-    """Return what `optimize.evidence.make_report` gives for these variants."""
+    """Return what `mlctl.optimize.evidence.make_report` gives for these variants."""
     loaded = None if metric is None else load_metric(metric)
     source_score = None if metric is None else 0.9
     goals = (goals or Goals()).resolved(loaded, source_score)

@@ -12,17 +12,17 @@ import onnx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from optimize.batching import DEFAULT, BatchingOptions, read_batching_options
-from optimize.pipeline import optimize
-from optimize.prepare import OptimizeOptions
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
-from registry.catalog import SourceModel
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.optimize.batching import DEFAULT, BatchingOptions, read_batching_options
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
+from mlctl.registry.catalog import SourceModel
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 from tests.support.bundles import expected
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows

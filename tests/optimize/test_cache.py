@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.entries import LIST_NAME, Key
-from bundle.home import state_dir
-from optimize.cache import fetch_or_build, is_cached
+from mlctl.bundle.entries import LIST_NAME, Key
+from mlctl.bundle.home import state_dir
+from mlctl.optimize.cache import fetch_or_build, is_cached
 
 KEY: Key = {"kind": "test", "version": 1}
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.choice import MEGABYTE, choose
-from optimize.goals import Goals, Prefer
-from optimize.metrics.parity import Parity
-from optimize.metrics.scores import load_metric
-from optimize.variant import Variant
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.choice import MEGABYTE, choose
+from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.metrics.parity import Parity
+from mlctl.optimize.metrics.scores import load_metric
+from mlctl.optimize.variant import Variant
 from tests.optimize.builders import failed, latency, parity, variant
 
 

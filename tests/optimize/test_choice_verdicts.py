@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from optimize.choice import VariantVerdict, choose
-from optimize.goals import Goals, Prefer
+from mlctl.optimize.choice import VariantVerdict, choose
+from mlctl.optimize.goals import Goals, Prefer
 from tests.optimize.builders import failed, not_applicable, skipped, variant
 
 

@@ -12,12 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bundle.manifest import InputConstraints
-from bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
-from optimize.constraints import find_constraints
-from optimize.data import Rows
-from optimize.proofs.probing import ProbeResult
-from registry.catalog import ModelFormat
+from mlctl.bundle.manifest import InputConstraints
+from mlctl.bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
+from mlctl.optimize.constraints import find_constraints
+from mlctl.optimize.data import Rows
+from mlctl.optimize.proofs.probing import ProbeResult
+from mlctl.registry.catalog import ModelFormat
 
 OUTPUT = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, DYNAMIC))
 TABLE = helper.make_tensor("table", TensorProto.FLOAT, [5, 2], np.zeros(10, np.float32))

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
-from optimize.data import RowLimits, Rows, Tensors, load_data, read_rows
-from optimize.data.rows import choose_rows
-from optimize.metrics.scores import METRICS, LabelKind, require_labels
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
+from mlctl.optimize.data import RowLimits, Rows, Tensors, load_data, read_rows
+from mlctl.optimize.data.rows import choose_rows
+from mlctl.optimize.metrics.scores import METRICS, LabelKind, require_labels
 from tests.support.eval_rows import TOKENS, Batches, save_parquet, signature
 from tests.support.sources import save_rows
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.data import RowLimits, Tensors, load_data, read_rows
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.data import RowLimits, Tensors, load_data, read_rows
 from tests.support.eval_rows import Batches, signature
 
 SIGNATURE = signature(2)

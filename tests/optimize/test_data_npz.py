@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.data import RowLimits, load_data, read_rows
-from optimize.data.npz import NpzSource
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.data import RowLimits, load_data, read_rows
+from mlctl.optimize.data.npz import NpzSource
 from tests.support.eval_rows import Batches, signature
 from tests.support.sources import save_rows
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.data import RowLimits, load_data, read_rows
-from optimize.data.parquet import ParquetRows
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.data import RowLimits, load_data, read_rows
+from mlctl.optimize.data.parquet import ParquetRows
 from tests.support.eval_rows import TOKENS, Batches, flat_lists, save_parquet, signature
 
 X = np.arange(480, dtype=np.float32).reshape(40, 4, 3)
@@ -173,8 +173,8 @@ def test_parquet__without_pyarrow__names_the_package(
 _PEAK = """
 import sys, pyarrow as pa
 from pathlib import Path
-from optimize.data import RowLimits, read_rows
-from optimize.data.parquet import ParquetRows
+from mlctl.optimize.data import RowLimits, read_rows
+from mlctl.optimize.data.parquet import ParquetRows
 from tests.support.eval_rows import signature
 pool = pa.proxy_memory_pool(pa.default_memory_pool())
 pa.set_memory_pool(pool)

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bundle.errors import MlctlError
-from bundle.sampling import Sampling as Recorded
-from bundle.tensors import Signature
-from optimize.data import RowLimits, load_data, read_rows
-from services.online.observability.calls import RecordedPayload
-from services.online.observability.segments import SegmentWriter
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.sampling import Sampling as Recorded
+from mlctl.bundle.tensors import Signature
+from mlctl.optimize.data import RowLimits, load_data, read_rows
+from mlctl.services.online.observability.calls import RecordedPayload
+from mlctl.services.online.observability.segments import SegmentWriter
 from tests.support.eval_rows import Batches, save_parquet, signature
 
 SIGNATURE = signature(2, 3)

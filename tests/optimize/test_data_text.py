@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.data import EvalData, load_data
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.data import EvalData, load_data
 from tests.support.sources import save_rows
 
 WORDS = [f"wort {number} \u00e4" for number in range(16)]

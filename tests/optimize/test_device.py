@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize import device
-from optimize.device import RunDevice, find_device
-from optimize.recipes.base import Target
-from services.runtime.tensorrt.machine import Gpu
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize import device
+from mlctl.optimize.device import RunDevice, find_device
+from mlctl.optimize.recipes.base import Target
+from mlctl.services.runtime.tensorrt.machine import Gpu
 
 GRAPH = Path("model.onnx")
 GPU = "NVIDIA H200 (compute 9.0)"

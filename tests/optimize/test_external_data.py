@@ -14,12 +14,12 @@ import onnx
 import pytest
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from bundle.files import sha256_file
-from optimize.goals import Goals
-from optimize.recipes import base
-from optimize.recipes.base import DATA_NAME, Details, Recipe, save_graph
-from optimize.recipes.discovery import discover
-from optimize.recipes.generation import GenerationRecipe
+from mlctl.bundle.files import sha256_file
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.recipes import base
+from mlctl.optimize.recipes.base import DATA_NAME, Details, Recipe, save_graph
+from mlctl.optimize.recipes.discovery import discover
+from mlctl.optimize.recipes.generation import GenerationRecipe
 from tests.optimize.recipes.models import answers, bench, images, network
 
 ANY = Goals(min_centred_cosine=0.0, min_agreement=0.0)

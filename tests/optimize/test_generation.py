@@ -15,28 +15,28 @@ import torch
 import transformers
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from bundle.manifest import GENERATION_FOLDER, GOLDEN_NAME
-from bundle.verify import verify
-from optimize.choice import Judged
-from optimize.evidence import REPORT_NAME
-from optimize.generation.answers import Answers, compare_answers
-from optimize.generation.models import DecoderModel
-from optimize.generation.templates import check_chat_template
-from optimize.generation.texts import load_texts
-from optimize.goals import Goals
-from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from optimize.plan import make_plan
-from optimize.prepare import OptimizeOptions
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
-from optimize.recipes.generation import build_engine_folder
-from registry.hugging_face import SIGNATURE
-from services.generate.chat_template import ChatTemplate
-from services.online.models.generator import ServedGenerator
-from services.online.settings import ServerSettings
-from services.runtime.golden import load_golden
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.manifest import GENERATION_FOLDER, GOLDEN_NAME
+from mlctl.bundle.verify import verify
+from mlctl.optimize.choice import Judged
+from mlctl.optimize.evidence import REPORT_NAME
+from mlctl.optimize.generation.answers import Answers, compare_answers
+from mlctl.optimize.generation.models import DecoderModel
+from mlctl.optimize.generation.templates import check_chat_template
+from mlctl.optimize.generation.texts import load_texts
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.pipeline import NothingPassedError, OptimizeResult, optimize
+from mlctl.optimize.plan import make_plan
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.recipes.generation import build_engine_folder
+from mlctl.registry.hugging_face import SIGNATURE
+from mlctl.services.generate.chat_template import ChatTemplate
+from mlctl.services.online.models.generator import ServedGenerator
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.golden import load_golden
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.tiny_llm import (
     ANSWERS,

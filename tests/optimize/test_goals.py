@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from optimize.goals import Goals, accuracy_faults, require_labels_for
-from optimize.metrics.parity import compare
-from optimize.metrics.scores import compare_metric, load_metric
-from optimize.pipeline import NothingPassedError, optimize
-from optimize.prepare import OptimizeOptions
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.optimize.goals import Goals, accuracy_faults, require_labels_for
+from mlctl.optimize.metrics.parity import compare
+from mlctl.optimize.metrics.scores import compare_metric, load_metric
+from mlctl.optimize.pipeline import NothingPassedError, optimize
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 

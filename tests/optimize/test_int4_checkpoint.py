@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from optimize.pipeline import optimize
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
-from optimize.recipes.int4_checkpoint import model_folder
-from registry.catalog import SourceModel
-from registry.hugging_face import read_folder
-from services.generate.engine import GenerationRequest, complete
-from services.generate.loading import open_engine
-from services.generate.sampling import TokenSampling
-from services.runtime.settings import RuntimeSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.recipes.int4_checkpoint import model_folder
+from mlctl.registry.catalog import SourceModel
+from mlctl.registry.hugging_face import read_folder
+from mlctl.services.generate.engine import GenerationRequest, complete
+from mlctl.services.generate.loading import open_engine
+from mlctl.services.generate.sampling import TokenSampling
+from mlctl.services.runtime.settings import RuntimeSettings
 from tests.support.int4_checkpoint import save_int4_checkpoint
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.tiny_llm import ANSWERS, tiny_llm_source, write_texts

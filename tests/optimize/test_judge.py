@@ -12,20 +12,20 @@ import onnx
 import pytest
 from onnx import helper
 
-import optimize.judge
-from bundle.clock import SystemClock
-from bundle.manifest import Batching
-from optimize.batching import DEFAULT, BatchingOptions
-from optimize.data import Rows
-from optimize.device import RunDevice
-from optimize.goals import Goals
-from optimize.judge import Baseline, QualityMeter, measure_variant, run_rows, time_variants
-from optimize.metrics.scores import load_metric
-from optimize.recipes.base import Details, Target
-from optimize.recipes.quantize.methods import dynamic_methods
-from optimize.variant import Measured, Variant
-from services.runtime.run_errors import RunError
-from services.runtime.session import Session, open_session
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.manifest import Batching
+from mlctl.optimize import judge
+from mlctl.optimize.batching import DEFAULT, BatchingOptions
+from mlctl.optimize.data import Rows
+from mlctl.optimize.device import RunDevice
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.judge import Baseline, QualityMeter, measure_variant, run_rows, time_variants
+from mlctl.optimize.metrics.scores import load_metric
+from mlctl.optimize.recipes.base import Details, Target
+from mlctl.optimize.recipes.quantize.methods import dynamic_methods
+from mlctl.optimize.variant import Measured, Variant
+from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.runtime.session import Session, open_session
 from tests.optimize.recipes.quantize.nets import product_net, save_net, token_rows
 from tests.support.sessions import FunctionSession
 
@@ -99,7 +99,7 @@ def test_measure__small_batches__the_engine_has_room_for_the_proof(
 
         return FunctionSession(run)
 
-    monkeypatch.setattr(optimize.judge, "open_session", engine)
+    monkeypatch.setattr(judge, "open_session", engine)
     batching_options = BatchingOptions(max_rows=max_rows)
     assert not measured(source, dynamic, batching_options=batching_options).row_independent
     found = measured(source, source.parent, batching_options=batching_options)

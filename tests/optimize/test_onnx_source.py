@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import MlctlError
-from bundle.home import HOME_VARIABLE
-from bundle.manifest import MODEL_NAME
-from bundle.verify import verify
-from optimize.goals import Goals, Prefer
-from optimize.pipeline import OptimizeResult, optimize
-from optimize.prepare import OptimizeOptions
-from optimize.recipes.fp32 import Fp32
-from services.runtime.scorer import Scorer
-from services.runtime.session import open_session
-from services.runtime.settings import RuntimeSettings
-from services.runtime.warmup import check_golden
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.verify import verify
+from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.pipeline import OptimizeResult, optimize
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.recipes.fp32 import Fp32
+from mlctl.services.runtime.scorer import Scorer
+from mlctl.services.runtime.session import open_session
+from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.runtime.warmup import check_golden
 from tests.support.bundles import expected
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
@@ -119,7 +119,7 @@ def test_onnx_source__optimized__imports_no_torch(
 import os, sys, json
 os.environ[{HOME_VARIABLE!r}] = {str(home)!r}
 from pathlib import Path
-from optimize.pipeline import optimize
+from mlctl.optimize.pipeline import optimize
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source
 before = sorted({{"torch", "mlflow", "onnx", "onnxruntime"}} & set(sys.modules) - {{"onnx"}})
@@ -147,7 +147,7 @@ def test_onnx_source__another_signature__is_rejected(
 def test_onnx_source__golden_answers__are_those_of_the_formula(
     onnx_catalog: MemoryCatalog, data: Path
 ) -> None:
-    from services.runtime.golden import load_golden
+    from mlctl.services.runtime.golden import load_golden
 
     inputs, outputs = load_golden(run(onnx_catalog, data).bundle.path("golden.npz"))
     np.testing.assert_allclose(outputs["y"], expected(inputs["x"]), rtol=1e-5, atol=1e-5)

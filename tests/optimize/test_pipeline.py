@@ -9,18 +9,18 @@ import numpy as np
 import onnx
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import sha256_file
-from bundle.verify import verify
-from optimize.events import Stage, StepEvent, StepStatus
-from optimize.goals import Goals, Prefer
-from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from optimize.prepare import OptimizeOptions
-from optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
-from optimize.recipes.discovery import select
-from registry.mlflow_catalog import MlflowCatalog
-from services.runtime.golden import load_golden
-from services.runtime.session import open_session
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import sha256_file
+from mlctl.bundle.verify import verify
+from mlctl.optimize.events import Stage, StepEvent, StepStatus
+from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.pipeline import NothingPassedError, OptimizeResult, optimize
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
+from mlctl.optimize.recipes.discovery import select
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.services.runtime.golden import load_golden
+from mlctl.services.runtime.session import open_session
 from tests.optimize.conftest import ROWS, images, vectors
 from tests.support.sources import save_rows
 from tests.support.torch_models import CLASSES
@@ -47,7 +47,7 @@ class Recorder:
 @pytest.fixture
 def digits_data(tmp_path: Path, catalog: MlflowCatalog) -> Path:
     """Rows of the digits model, labelled with its own answers, so that its accuracy is 1."""
-    from optimize.proofs.reference import load_reference
+    from mlctl.optimize.proofs.reference import load_reference
 
     reference = load_reference(catalog.resolve("Digits"))
     labels = reference.run({"x": images()})["logits"].argmax(axis=1)

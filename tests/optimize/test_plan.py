@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.data import RowLimits
-from optimize.goals import Goals, Prefer
-from optimize.pipeline import optimize
-from optimize.plan import OptimizePlan, make_plan
-from optimize.prepare import OptimizeOptions
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.data import RowLimits
+from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.plan import OptimizePlan, make_plan
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 

@@ -9,16 +9,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from optimize.charts.scale import fit
-from optimize.charts.shapes import Area
-from optimize.evidence import OptimizeReport, report_document
-from optimize.goals import Goals, Prefer
-from optimize.metrics.scores import METRICS
-from optimize.proofs.splits import SplitCheck
-from optimize.recipes.base import Target
-from optimize.report import report_html
-from optimize.report.charts import Tradeoff, place_labels, tradeoff
-from optimize.report.page import SHOWN_LAYERS
+from mlctl.optimize.charts.scale import fit
+from mlctl.optimize.charts.shapes import Area
+from mlctl.optimize.evidence import OptimizeReport, report_document
+from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.metrics.scores import METRICS
+from mlctl.optimize.proofs.splits import SplitCheck
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.report import report_html
+from mlctl.optimize.report.charts import Tradeoff, place_labels, tradeoff
+from mlctl.optimize.report.page import SHOWN_LAYERS
 from tests.optimize.builders import failed, not_applicable, skipped, variant
 from tests.optimize.reports import layers, make_report, with_layers
 

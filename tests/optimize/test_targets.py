@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.goals import Goals, Prefer
-from optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from optimize.prepare import OptimizeOptions
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
-from registry.mlflow_catalog import MlflowCatalog
-from services.online.settings import ServerSettings
-from services.runtime.scorer import Scorer
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.pipeline import NothingPassedError, OptimizeResult, optimize
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.scorer import Scorer
 from tests.optimize.conftest import images
 from tests.support.sources import save_rows
 

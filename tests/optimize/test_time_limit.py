@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.clock import SystemClock
-from optimize.choice import VariantVerdict
-from optimize.data import Rows, Tensors
-from optimize.events import Stage, StepEvent, StepStatus
-from optimize.goals import Prefer
-from optimize.pipeline import OptimizeResult, optimize
-from optimize.prepare import OptimizeOptions
-from optimize.recipes.base import Details, Precision, Recipe, Target, Workbench
-from optimize.recipes.discovery import select
-from optimize.time_limit import Pace, Seconds, by_promise, measure_pace
+from mlctl.bundle.clock import SystemClock
+from mlctl.optimize.choice import VariantVerdict
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.events import Stage, StepEvent, StepStatus
+from mlctl.optimize.goals import Prefer
+from mlctl.optimize.pipeline import OptimizeResult, optimize
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.recipes.base import Details, Precision, Recipe, Target, Workbench
+from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.time_limit import Pace, Seconds, by_promise, measure_pace
 from tests.support.clock import ManualClock
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows

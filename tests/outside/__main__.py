@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bundle.home import HOME_VARIABLE
-from registry.tracking import TRACKING_VARIABLE
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.outside.judge import Outcome, Verdict
 from tests.outside.results import RESULTS, Key, differences, key_of, read_results, write_results
 from tests.outside.served import judge_served

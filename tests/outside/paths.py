@@ -18,32 +18,32 @@ import pyarrow as pa
 from prometheus_client import CollectorRegistry
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode
-from bundle.tensors import Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from loadtest.inputs import infer_body
-from loadtest.parity.batch_path import from_column
-from services.batch.job import BatchConfig, run_job
-from services.batch.local_executor import local_executor
-from services.batch.run import ErrorLimit, RunControl
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
-from services.batch.units import REASON_COLUMN
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.declaration import ROUTE, argument_names
-from services.online.http.inference import InferHandler
-from services.online.http.predict import PredictApp, to_array
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.json_data import decode_data
-from services.protocol.wire import declare, decode_raw
-from services.stream.base import ConnectionRequest, Outgoing, StreamUrl
-from services.stream.batching import BatchGoals
-from services.stream.engine import RunSettings
-from services.stream.payloads import PayloadRequest
-from services.stream.run import StreamConfig, run_stream
-from services.stream.transports import transport_of
+from mlctl.bundle.errors import ErrorCode
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.loadtest.inputs import infer_body
+from mlctl.loadtest.parity.batch_path import from_column
+from mlctl.services.batch.job import BatchConfig, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.run import ErrorLimit, RunControl
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.units import REASON_COLUMN
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.declaration import ROUTE, argument_names
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.http.predict import PredictApp, to_array
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.json_data import decode_data
+from mlctl.services.protocol.wire import declare, decode_raw
+from mlctl.services.stream.base import ConnectionRequest, Outgoing, StreamUrl
+from mlctl.services.stream.batching import BatchGoals
+from mlctl.services.stream.engine import RunSettings
+from mlctl.services.stream.payloads import PayloadRequest
+from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.transports import transport_of
 from tests.outside.case import Arrays, Row
 from tests.support.listening import listening
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import httpx
 
-from bundle.ports import free_ports
-from bundle.verify import VerifiedBundle, verify
-from registry.quiet import quiet
-from registry.tracking import configure_tracking
-from services.online.http.declaration import ROUTE
+from mlctl.bundle.ports import free_ports
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.registry.quiet import quiet
+from mlctl.registry.tracking import configure_tracking
+from mlctl.services.online.http.declaration import ROUTE
 from tests.outside.case import Case, Row, Source
 from tests.outside.judge import Outcome, Verdict, compare
 from tests.outside.paths import Answer, ask

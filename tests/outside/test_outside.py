@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from registry.tracking import TRACKING_VARIABLE
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.outside.case import Arrays, Case, Source
 from tests.outside.judge import Outcome, Verdict, judge_answer, rejection
 from tests.outside.paths import Answer, Broken, Rejected

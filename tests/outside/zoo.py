@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest.mock import patch
 
-from bundle.home import HOME_VARIABLE
-from registry.tracking import TRACKING_VARIABLE
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.outside.boosters import booster_cases
 from tests.outside.case import Case
 from tests.outside.estimators import estimator_cases

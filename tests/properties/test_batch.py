@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.sources import open_source
-from services.runtime.bisect import Arrays, TooManyError, score_rows
-from services.runtime.run_errors import ModelRunError
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.sources import open_source
+from mlctl.services.runtime.bisect import Arrays, TooManyError, score_rows
+from mlctl.services.runtime.run_errors import ModelRunError
 
 
 @given(rows=st.integers(1, 300), data=st.data())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
-from optimize.metrics.scores import METRICS, LabelKind, compare_metric
+from mlctl.optimize.metrics.scores import METRICS, LabelKind, compare_metric
 
 Case = tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]
 TRIALS = 200

@@ -8,13 +8,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.domain import e_values, gates
-from rollout.domain import state_machine as machine
-from rollout.domain.counts import Counts, Totals, Window
-from rollout.domain.evidence import GateEvidence, fold
-from rollout.domain.spec import Outcome, RolloutSpec
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
-from rollout.domain.verdict import Action
+from mlctl.rollout.domain import e_values, gates
+from mlctl.rollout.domain import state_machine as machine
+from mlctl.rollout.domain.counts import Counts, Totals, Window
+from mlctl.rollout.domain.evidence import GateEvidence, fold
+from mlctl.rollout.domain.spec import Outcome, RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
+from mlctl.rollout.domain.verdict import Action
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),

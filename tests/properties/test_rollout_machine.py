@@ -11,11 +11,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.daemon.controller import Controller
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.ports import DataPlaneRejected, ProcessState
-from rollout.domain.spec import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.ports import DataPlaneRejected, ProcessState
+from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     OnInconclusive,
     Outcome,
@@ -23,8 +23,8 @@ from rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.journal import Journal
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher, memory_world
 from tests.support.rollouts import revision

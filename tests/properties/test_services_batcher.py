@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.scheduler import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.scheduler import (
     MAX_CONSECUTIVE_HIGH,
     BatchScheduler,
     Limits,
@@ -19,7 +19,7 @@ from services.online.batching.scheduler import (
     QueueFullError,
     Ticket,
 )
-from services.runtime.batch_costs import BatchCosts
+from mlctl.services.runtime.batch_costs import BatchCosts
 
 MAX_ROWS, MAX_QUEUE = 8, 20
 SECONDS = st.integers(0, 24).map(lambda eighths: eighths / 8)  # sums of these are exact

@@ -10,13 +10,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.online.grpc.codec import GrpcCodec
-from services.protocol.codec import V2Codec
-from services.protocol.json_data import BINARY_ONLY
-from services.protocol.messages import methods
-from services.protocol.wire import InferRequest, encode_raw
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.online.grpc.codec import GrpcCodec
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.json_data import BINARY_ONLY
+from mlctl.services.protocol.messages import methods
+from mlctl.services.protocol.wire import InferRequest, encode_raw
 
 
 @st.composite

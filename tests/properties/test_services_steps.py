@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import Limits, QueueFullError
-from services.online.batching.scheduler import Ticket
-from services.online.batching.step_scheduler import StepScheduler
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import Limits, QueueFullError
+from mlctl.services.online.batching.scheduler import Ticket
+from mlctl.services.online.batching.step_scheduler import StepScheduler
 
 MAX_ROWS, MAX_QUEUE, MAX_OPEN = 8, 20, 3
 SECONDS = st.integers(0, 24).map(lambda eighths: eighths / 8)  # sums of these are exact

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from registry.catalog import PublishReport
-from registry.hugging_face import SIGNATURE, read_folder, tokenizer_folder
-from registry.mlflow_catalog import MlflowCatalog
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.registry.catalog import PublishReport
+from mlctl.registry.hugging_face import SIGNATURE, read_folder, tokenizer_folder
+from mlctl.registry.mlflow_catalog import MlflowCatalog
 from tests.support.tiny_llm import make_tiny_llm_bundle, tiny_llm_folder
 
 
@@ -135,8 +135,8 @@ def test_resolve__a_pipeline_that_mlflow_logged__is_a_language_model(
     import mlflow
     import transformers
 
-    from registry.quiet import quiet
-    from registry.tracking import configure_tracking
+    from mlctl.registry.quiet import quiet
+    from mlctl.registry.tracking import configure_tracking
 
     configure_tracking()
     folder = str(tiny_llm_folder())

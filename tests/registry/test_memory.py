@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import MlctlError
-from registry.catalog import Catalog, PublishReport
+from mlctl.bundle.errors import MlctlError
+from mlctl.registry.catalog import Catalog, PublishReport
 from tests.support.bundles import make_bundle
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source

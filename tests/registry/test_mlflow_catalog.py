@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import exclusive
-from bundle.home import state_dir
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle, verify
-from registry.catalog import ModelFormat, PublishedModel, PublishReport, artifacts_sha256
-from registry.mlflow_catalog import MlflowCatalog
-from registry.publish import PUBLISHER_TAG
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import exclusive
+from mlctl.bundle.home import state_dir
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.registry.catalog import ModelFormat, PublishedModel, PublishReport, artifacts_sha256
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.publish import PUBLISHER_TAG
 from tests.support.bundles import make_bundle
 
 pytestmark = pytest.mark.slow
@@ -144,7 +144,7 @@ def test_publish__interrupted__leaves_its_run_killed(
         started.append(run.info.run_id)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("registry.publish._log_files", interrupt)
+    monkeypatch.setattr("mlctl.registry.publish._log_files", interrupt)
     with pytest.raises(KeyboardInterrupt):
         publish_bundle(catalog, tmp_path / "bundle", 11.0)
     assert mlflow.MlflowClient().get_run(started[0]).info.status == "KILLED"

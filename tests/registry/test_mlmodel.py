@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype
-from registry.catalog import ModelFormat
-from registry.mlflow_catalog import MlflowCatalog
-from registry.mlmodel import read_mlmodel
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype
+from mlctl.registry.catalog import ModelFormat
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.mlmodel import read_mlmodel
 
 X = '{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 3]}}'
 NAMED = '{"type": "tensor", "name": "x", "tensor-spec": {"dtype": "float32", "shape": [-1, 3]}}'

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from registry.names import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.registry.names import (
     ModelRef,
     bundle_name,
     near_names,

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from registry.catalog import ModelFormat
-from registry.mlflow_catalog import MlflowCatalog
-from registry.onnx_import import OnnxImport, read_import
-from registry.tracking import TRACKING_VARIABLE
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.registry.catalog import ModelFormat
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.onnx_import import OnnxImport, read_import
+from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.support import onnx_models
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from registry.mlflow_catalog import MlflowCatalog
-from registry.runs import EXPERIMENT, MetricSample, MlflowRuns
-from registry.tracking import TRACKING_VARIABLE
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.runs import EXPERIMENT, MetricSample, MlflowRuns
+from mlctl.registry.tracking import TRACKING_VARIABLE
 
 pytestmark = pytest.mark.slow
 

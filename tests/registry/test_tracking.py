@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from registry.mlflow_catalog import MlflowCatalog
-from registry.tracking import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.tracking import (
     PICKLE_VARIABLE,
     TRACKING_VARIABLE,
     configure_tracking,
@@ -22,7 +22,7 @@ from registry.tracking import (
 PROJECT = Path(__file__).parents[2]
 
 _LOG_A_RUN = """
-from registry.tracking import configure_tracking
+from mlctl.registry.tracking import configure_tracking
 configure_tracking()
 import mlflow
 with mlflow.start_run() as run:
@@ -143,7 +143,7 @@ def test_tracking__a_new_store__may_be_created_by_two_at_once(tmp_path: Path) ->
         HOME_VARIABLE: str(tmp_path / "home"),
         "PYTHONPATH": str(PROJECT),
     }
-    code = "from registry.tracking import configure_tracking; configure_tracking()"
+    code = "from mlctl.registry.tracking import configure_tracking; configure_tracking()"
     both = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
         for _ in range(2)

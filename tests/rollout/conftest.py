@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.journal.journal import Journal
+from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.played import Played
 

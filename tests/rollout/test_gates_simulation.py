@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 
 from benchmarks.gate_simulation import Ended, Service, Version, ends
-from rollout.domain.spec import Outcome, RolloutSpec
+from mlctl.rollout.domain.spec import Outcome, RolloutSpec
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from typing import Self
 import httpx
 import pytest
 
-from bento.packaging import build_bento
-from bundle.ports import free_ports
-from bundle.verify import VerifiedBundle, seal
-from rollout.client import deployments
-from rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.ports import free_ports
+from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec
 from tests.support.rollouts import story
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]

@@ -13,19 +13,19 @@ import grpc
 import httpx
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from rollout.client import deployments
-from rollout.client import scaling as resizing
-from rollout.client.lifecycle import ensure_daemon
-from rollout.client.process_table import ProcessRow, listing
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import DeploymentSettings, Outcome, Slot
-from rollout.drivers.local import logs, processes
-from rollout.drivers.local.fleet import replicas_of
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import JournalEvent
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.client import deployments
+from mlctl.rollout.client import scaling as resizing
+from mlctl.rollout.client.lifecycle import ensure_daemon
+from mlctl.rollout.client.process_table import ProcessRow, listing
+from mlctl.rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Slot
+from mlctl.rollout.drivers.local import logs, processes
+from mlctl.rollout.drivers.local.fleet import replicas_of
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import JournalEvent
 from tests.support.rollouts import Load, daemon_of, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bundle.ports import free_ports
-from examples.digits.story import replaced_environment
+from mlctl.bundle.ports import free_ports
+from mlctl.examples.digits.story import replaced_environment
 from tests.support.mlctl import Mlctl
 
 
@@ -44,7 +44,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 def train_digits(mlctl: Mlctl, data: Path) -> None:
     """Register a digits model as `candidate`, and write the rows that it was not trained on."""
-    from examples.digits.train import train
+    from mlctl.examples.digits.train import train
 
     with replaced_environment(mlctl.environment):
         train("small", "candidate", data)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bundle.ports import free_ports
-from bundle.verify import verify
-from examples.digits.data import load_split
+from mlctl.bundle.ports import free_ports
+from mlctl.bundle.verify import verify
+from mlctl.examples.digits.data import load_split
 from tests.scenarios.conftest import Shop
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
@@ -29,8 +29,8 @@ def images() -> NDArray[np.float32]:
 @pytest.fixture(scope="module")
 def torch_answers(shop: Shop, images: NDArray[np.float32]) -> NDArray[np.float32]:
     """What the registered torch model itself says."""
-    from optimize.proofs.reference import load_reference
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.optimize.proofs.reference import load_reference
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLCTL_HOME", str(shop.mlctl.home))

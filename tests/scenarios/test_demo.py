@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bento.packaging import BuiltBento
+from mlctl.bento.packaging import BuiltBento
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
 from tests.test_architecture import ROOT
@@ -70,8 +70,8 @@ def test_demo__from_an_empty_folder__promotes_and_rolls_back(tmp_path: Path) -> 
 # The demo with a Bento that exists already, because only its deployment matters.
 BUILT_DEMO = """
 import shutil, sys
-from cli.main import main
-from examples.digits.story import Story
+from mlctl.cli.main import main
+from mlctl.examples.digits.story import Story
 
 store, tag = sys.argv.pop(), sys.argv.pop()
 

@@ -21,19 +21,19 @@ import pytest
 from google.rpc.status_pb2 import Status
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.batching.scheduler import QueueFullError, deadline_exceeded
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.models.served_model import ServedModel
-from services.online.security.public import CALLERS
-from services.online.server.seam import build_service
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
-from services.runtime.access import unauthenticated
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.scheduler import QueueFullError, deadline_exceeded
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.security.public import CALLERS
+from mlctl.services.online.server.seam import build_service
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
+from mlctl.services.runtime.access import unauthenticated
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
 from tests.support.models import replace_infer
@@ -82,7 +82,7 @@ class Interfaces:
         self.front = service.to_asgi()
         self.failure: BaseException = RuntimeError()
         replace_infer(monkeypatch, self.host, self._fail)
-        monkeypatch.setattr("services.online.server.seam._share_log", lambda: None)
+        monkeypatch.setattr("mlctl.services.online.server.seam._share_log", lambda: None)
 
     def _fail(self, *_arguments: Any, **_options: Any) -> Any:
         raise self.failure

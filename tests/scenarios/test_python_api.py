@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
 from mlctl import Client
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
 from tests.scenarios.conftest import train_digits
 from tests.support.mlctl import Mlctl
 from tests.test_architecture import ROOT

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bundle.ports import free_ports
-from examples.digits.data import load_split
-from examples.digits.traffic import LoadThread, TrafficWindow, request_body
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.journal import Journal
-from rollout.journal.predictions import PredictionStore
-from services.protocol.messages import methods
+from mlctl.bundle.ports import free_ports
+from mlctl.examples.digits.data import load_split
+from mlctl.examples.digits.traffic import LoadThread, TrafficWindow, request_body
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.predictions import PredictionStore
+from mlctl.services.protocol.messages import methods
 from tests.scenarios.conftest import train_digits
 from tests.support.mlctl import Mlctl
 from tests.support.wait import wait_until
@@ -103,8 +103,8 @@ def _built(mlctl: Mlctl, data: Path, recipe: str) -> dict[str, Any]:
 
 
 def _build_wrong(mlctl: Mlctl, bundle: Path) -> dict[str, Any]:
-    from bento.packaging import build_bento
-    from bundle.verify import VerifiedBundle
+    from mlctl.bento.packaging import build_bento
+    from mlctl.bundle.verify import VerifiedBundle
     from tests.support.wrong import negated
 
     made: VerifiedBundle = negated(bundle, mlctl.home / "wrong")

@@ -14,8 +14,8 @@ from typing import Self
 
 import pytest
 
-from services.stream.base import Message, Outgoing, StreamUrl
-from services.stream.transports.sqlite import transport
+from mlctl.services.stream.base import Message, Outgoing, StreamUrl
+from mlctl.services.stream.transports.sqlite import transport
 from tests.support.bundles import make_bundle
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
@@ -68,7 +68,7 @@ class World:
         ends = ["--in", f"{file}#in", "--out", f"{file}#out"]
         command = ["stream", "run", str(self._home / model), *ends, *options]
         return subprocess.Popen(
-            [sys.executable, "-m", "cli.main", *command], stderr=subprocess.PIPE
+            [sys.executable, "-m", "mlctl.cli.main", *command], stderr=subprocess.PIPE
         )
 
     def read(self) -> list[Message]:

@@ -30,19 +30,19 @@ from prometheus_client import CollectorRegistry
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from bundle.sampling import Sampling
-from bundle.verify import VerifiedBundle
-from services.online.grpc.http2 import frames
-from services.online.grpc.http2.head import OK_TRAILERS
-from services.online.grpc.http2.hpack import encode, literal
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.online.turns import turns_of
-from services.protocol.messages import methods
+from mlctl.bundle.sampling import Sampling
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.http2 import frames
+from mlctl.services.online.grpc.http2.head import OK_TRAILERS
+from mlctl.services.online.grpc.http2.hpack import encode, literal
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.online.turns import turns_of
+from mlctl.services.protocol.messages import methods
 from tests.services.online.grpc.http2.conftest import framed, head
 from tests.support import wires
 from tests.support.bundles import make_bundle

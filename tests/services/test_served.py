@@ -15,11 +15,11 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from bento.packaging import BuiltBento
-from bundle.manifest import MODEL_NAME
-from bundle.verify import VerifiedBundle
-from services.protocol.messages import SERVICE, methods
-from services.runtime.session import open_session
+from mlctl.bento.packaging import BuiltBento
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.protocol.messages import SERVICE, methods
+from mlctl.services.runtime.session import open_session
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.slow

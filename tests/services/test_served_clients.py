@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from tritonclient.utils import InferenceServerException
 
-from bento.packaging import BuiltBento
+from mlctl.bento.packaging import BuiltBento
 from tests.support.bundles import expected
 from tests.support.serving import Server
 

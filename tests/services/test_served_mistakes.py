@@ -12,12 +12,12 @@ import httpx
 import numpy as np
 import pytest
 
-from bento.packaging import build_bento
-from bundle.verify import VerifiedBundle
-from services.online.grpc.typed.descriptors import make_messages
-from services.online.grpc.typed.layout import lay_out
-from services.online.openapi.model import describe
-from services.protocol.messages import SERVICE, methods
+from mlctl.bento.packaging import build_bento
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.typed.descriptors import make_messages
+from mlctl.services.online.grpc.typed.layout import lay_out
+from mlctl.services.online.openapi.model import describe
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.support.bundles import make_lookup_bundle
 from tests.support.serving import Server, launch, running
 

@@ -16,20 +16,20 @@ import uvicorn
 import uvicorn.config
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from bundle.verify import VerifiedBundle
-from services.online.grpc.http2.frames import ACK, HEADERS, PING, frame
-from services.online.grpc.http2.head import OK_TRAILERS
-from services.online.grpc.http2.hpack import encode
-from services.online.http.connection.accept_loop import AcceptingLoop
-from services.online.http.connection.protocol import InferProtocol
-from services.online.models.served_model import ServedModel
-from services.online.server.service_bundle import find_bundles
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
-from services.runtime.bento_layout import digest_file
-from services.runtime.scorer import Scorer
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.http2.frames import ACK, HEADERS, PING, frame
+from mlctl.services.online.grpc.http2.head import OK_TRAILERS
+from mlctl.services.online.grpc.http2.hpack import encode
+from mlctl.services.online.http.connection.accept_loop import AcceptingLoop
+from mlctl.services.online.http.connection.protocol import InferProtocol
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.server.service_bundle import find_bundles
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
+from mlctl.services.runtime.bento_layout import digest_file
+from mlctl.services.runtime.scorer import Scorer
 from tests.services.online.grpc.http2.conftest import Raw, framed, head
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -45,7 +45,7 @@ def seam(store_home: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setenv("BENTOML_HOME", str(store_home))
         warnings.simplefilter("ignore", DeprecationWarning)
-        return importlib.import_module("services.online.server.seam")
+        return importlib.import_module("mlctl.services.online.server.seam")
 
 
 def test_find_bundles__variable_and_folder__variable_wins(
@@ -115,7 +115,9 @@ def test_stop__grpc_call_in_flight__is_answered(
     request.raw_input_contents.append(bytes(16))
     monkeypatch.setattr(seam, "_GRPC_GRACE_SECONDS", 0.0)
     # Too slow to run on the event loop, by what the warm-up is told.
-    monkeypatch.setattr("services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+    monkeypatch.setattr(
+        "mlctl.services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1}
+    )
 
     async def main() -> None:
         asked = asyncio.Event()
@@ -190,7 +192,7 @@ def test_stop__grpc_client_continues__is_answered_until_the_goaway(
 @pytest.mark.slow
 def test_import__no_bundle__exits_with_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import services.service"],
+        [sys.executable, "-c", "import mlctl.services.service"],
         cwd=ROOT,
         env={**os.environ, "MLCTL_BUNDLE": str(tmp_path), "BENTOML_HOME": str(tmp_path / "home")},
         capture_output=True,
@@ -203,7 +205,7 @@ def test_import__no_bundle__exits_with_the_reason(tmp_path: Path) -> None:
 
 
 # A supervisor starts the workers; what serves would be loaded once more, for nothing.
-SUPERVISOR = (None, {"torch", "mlflow", "onnxruntime", "grpc", "services.online.server.seam"})
+SUPERVISOR = (None, {"torch", "mlflow", "onnxruntime", "grpc", "mlctl.services.online.server.seam"})
 WORKER = (1, {"torch", "mlflow"})
 
 
@@ -214,7 +216,7 @@ def test_import__process_of_a_server__loads_only_what_it_needs(
 ) -> None:
     code = (
         f"import sys, bentoml; bentoml.server_context.worker_index = {index}; "
-        "from services.service import service; "
+        "from mlctl.services.service import service; "
         f"print(*set({unused}) & set(sys.modules), service.schema()['routes'][0]['route'])"
     )
     done = subprocess.run(
@@ -231,7 +233,7 @@ def test_import__process_of_a_server__loads_only_what_it_needs(
 @pytest.mark.slow
 def test_start__with_a_misspelt_setting__warns(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import services.service"],
+        [sys.executable, "-c", "import mlctl.services.service"],
         env={**os.environ, "MLCTL_WORKER": "2", "MLCTL_BUNDLE": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -11,12 +11,12 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.grpc import _utils as triton_grpc_utils
 
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.online.grpc.codec import GrpcCodec
-from services.protocol.codec import V2Codec
-from services.protocol.compression import CODINGS, deflate, inflate
-from services.protocol.json_data import BINARY_ONLY
-from services.protocol.messages import methods
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.online.grpc.codec import GrpcCodec
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.compression import CODINGS, deflate, inflate
+from mlctl.services.protocol.json_data import BINARY_ONLY
+from mlctl.services.protocol.messages import methods
 
 HTTP: Any = tritonclient.http
 GRPC: Any = tritonclient.grpc

@@ -21,10 +21,10 @@ _PRELOADED = [
     "pyarrow.parquet",
     "s3fs",
     "onnxruntime",
-    "services.runtime.scorer",
-    "services.batch.job",
-    "services.batch.sinks",
-    "services.batch.sources",
+    "mlctl.services.runtime.scorer",
+    "mlctl.services.batch.job",
+    "mlctl.services.batch.sinks",
+    "mlctl.services.batch.sources",
     "s3fs",
 ]
 

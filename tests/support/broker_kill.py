@@ -13,13 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from services.stream.base import Commit, ConnectionRequest, LostPartitionsError, Message, Outgoing
-from services.stream.transports import transport_of
+from mlctl.services.stream.base import (
+    Commit,
+    ConnectionRequest,
+    LostPartitionsError,
+    Message,
+    Outgoing,
+)
+from mlctl.services.stream.transports import transport_of
 from tests.support.wait import PATIENCE_SECONDS
 
 _BATCH = 6
 _PRELOADED = [
-    "services.stream.transports.redis",
+    "mlctl.services.stream.transports.redis",
     "tests.support.broker_kill",
     "tests.support.broker_steps",
 ]

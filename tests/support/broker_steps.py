@@ -6,7 +6,7 @@ from typing import Any
 
 import redis.connection
 
-from services.stream.transports.redis import RedisConnection
+from mlctl.services.stream.transports.redis import RedisConnection
 from tests.support.broker_kill import Steps
 
 REDIS_STEPS = (

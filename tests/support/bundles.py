@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from bundle.manifest import (
+from mlctl.bundle.manifest import (
     EVIDENCE_NAME,
     GOLDEN_NAME,
     MODEL_NAME,
@@ -20,9 +20,9 @@ from bundle.manifest import (
     SourceVersion,
     VariantInfo,
 )
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle, seal
-from services.runtime.golden import save_golden
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.services.runtime.golden import save_golden
 
 OPSET = 20
 LOOKUP_ROWS = 10

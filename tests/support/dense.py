@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from registry.catalog import ModelFormat, SourceModel, artifacts_sha256
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.registry.catalog import ModelFormat, SourceModel, artifacts_sha256
 
 FEATURES = 16
 LAYERS = 4

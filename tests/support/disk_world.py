@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollout.domain.counts import Totals
-from rollout.domain.ports import ProcessState
-from rollout.domain.spec import Endpoint, Slot
-from rollout.journal.journal import Journal
+from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.domain.ports import ProcessState
+from mlctl.rollout.domain.spec import Endpoint, Slot
+from mlctl.rollout.journal.journal import Journal
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 
 EDGES = (100.0,)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bundle.tensors import Datatype, Signature, TensorSpec
-from registry.catalog import ModelFormat, SourceModel, artifacts_sha256
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.registry.catalog import ModelFormat, SourceModel, artifacts_sha256
 
 COLUMNS = {
     "age": Datatype.FP64,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.data import Tensors
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.optimize.data import Tensors
 
 
 def signature(*shape: int, dtype: Datatype = Datatype.FP32, name: str = "image") -> Signature:

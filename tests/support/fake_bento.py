@@ -22,16 +22,16 @@ from urllib.parse import parse_qsl
 import grpc
 import uvicorn
 
-from services.online.batching.admission import Inflight
-from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
-from services.online.grpc.http2.connection import Connection, Times
-from services.online.grpc.http2.head import OK_TRAILERS, CallHead
-from services.online.grpc.http2.hpack import literal
-from services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
-from services.online.grpc.http2.messages import frame
-from services.online.grpc.http2.outbox import Parking
-from services.online.http.responses import error_response
-from services.runtime.access import RateLimitError
+from mlctl.services.online.batching.admission import Inflight
+from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
+from mlctl.services.online.grpc.http2.connection import Connection, Times
+from mlctl.services.online.grpc.http2.head import OK_TRAILERS, CallHead
+from mlctl.services.online.grpc.http2.hpack import literal
+from mlctl.services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
+from mlctl.services.online.grpc.http2.messages import frame
+from mlctl.services.online.grpc.http2.outbox import Parking
+from mlctl.services.online.http.responses import error_response
+from mlctl.services.runtime.access import RateLimitError
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

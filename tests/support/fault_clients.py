@@ -14,7 +14,7 @@ from typing import Any, Self
 import grpc
 import httpx
 
-from services.protocol.messages import SERVICE, methods
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.support.serving import Server
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from bundle.verify import VerifiedBundle
+from mlctl.bundle.verify import VerifiedBundle
 from tests.support.fault_clients import MODEL, answered_by, send_http
 from tests.support.faulty_os import FaultyOs, make_faulty_os
 from tests.support.mlctl import Mlctl
@@ -115,7 +115,7 @@ def serve(folder: Path) -> Iterator[FaultServer]:
         **(system.environment if system else {}),
     }
     launched = launch(
-        "services.service:service",
+        "mlctl.services.service:service",
         folder / "log",
         cwd=ROOT,
         bento_home=folder / "bentoml",

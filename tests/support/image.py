@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bento.containers.container import CONTAINERFILE
-from bento.containers.containerfile import USER
-from bundle.ports import free_ports
+from mlctl.bento.containers.container import CONTAINERFILE
+from mlctl.bento.containers.containerfile import USER
+from mlctl.bundle.ports import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _ENV = re.compile(r'^ENV ([A-Z_]+)="?(.*?)"?$', re.MULTILINE)

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry, generate_latest
 
-from services.online.metrics.counts import Metrics
+from mlctl.services.online.metrics.counts import Metrics
 
 Json = dict[str, Any]
 _PREFIXES = {

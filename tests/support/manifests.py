@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bundle.manifest import Manifest
+from mlctl.bundle.manifest import Manifest
 
 ZERO_SHA = "0" * 64
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bundle.clock import Clock
-from rollout.daemon.recording import Recording
-from rollout.daemon.world import World
-from rollout.domain.counts import AnswerTimes, Reading, Totals
-from rollout.domain.ports import DataPlaneRejected, ProcessState, RunningRevision, TrafficSplit
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
-from rollout.journal.journal import Journal
+from mlctl.bundle.clock import Clock
+from mlctl.rollout.daemon.recording import Recording
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.counts import AnswerTimes, Reading, Totals
+from mlctl.rollout.domain.ports import (
+    DataPlaneRejected,
+    ProcessState,
+    RunningRevision,
+    TrafficSplit,
+)
+from mlctl.rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.domain.spec import Endpoint, Revision, Slot, replica_role
+from mlctl.rollout.journal.journal import Journal
 
 
 @dataclass

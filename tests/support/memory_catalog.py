@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle, verify
-from registry.catalog import CHAMPION, PublishedModel, PublishReport, SourceModel
-from registry.names import ModelRef, optimized_name, parse_ref, suggestion
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.registry.catalog import CHAMPION, PublishedModel, PublishReport, SourceModel
+from mlctl.registry.names import ModelRef, optimized_name, parse_ref, suggestion
 
 
 class MemoryCatalog:

@@ -13,8 +13,8 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from cli.main import cli
-from examples.digits.story import replaced_environment
+from mlctl.cli.main import cli
+from mlctl.examples.digits.story import replaced_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Mlctl:
 
     def command(self, *arguments: str) -> list[str]:
         """Return the argument list of a command that runs in a process of its own."""
-        return [sys.executable, "-m", "cli.main", *arguments]
+        return [sys.executable, "-m", "mlctl.cli.main", *arguments]
 
 
 def _document(done: subprocess.CompletedProcess[str]) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.online.batching.executor import Cancellable, Waiter
-from services.online.batching.model_executor import forward
-from services.online.models.served_model import ServedModel
-from services.protocol.priority import Priority
-from services.protocol.wire import InferRequest
+from mlctl.services.online.batching.executor import Cancellable, Waiter
+from mlctl.services.online.batching.model_executor import forward
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.protocol.wire import InferRequest
 
 
 def replace_infer(

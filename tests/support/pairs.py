@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from bundle.manifest import (
+from mlctl.bundle.manifest import (
     EVIDENCE_NAME,
     GOLDEN_NAME,
     MODEL_NAME,
@@ -19,10 +19,10 @@ from bundle.manifest import (
     SourceVersion,
     VariantInfo,
 )
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle, seal
-from services.runtime.bento_layout import BentoContents, combine_bundles
-from services.runtime.golden import save_golden
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.services.runtime.bento_layout import BentoContents, combine_bundles
+from mlctl.services.runtime.golden import save_golden
 from tests.support.bundles import OPSET, make_bundle
 
 Arrays = dict[str, np.ndarray]

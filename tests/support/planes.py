@@ -20,12 +20,12 @@ from typing import Self
 import grpc
 import httpx
 
-from bundle.ports import free_ports
-from rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, Proxy, TrafficSplit
-from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
-from rollout.drivers.envoy.names import PROTOCOLS
-from rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE
-from rollout.drivers.proxies import proxy_of
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, Proxy, TrafficSplit
+from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
+from mlctl.rollout.drivers.envoy.names import PROTOCOLS
+from mlctl.rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE
+from mlctl.rollout.drivers.proxies import proxy_of
 from tests.support.wait import wait_until
 
 _FAKE_BENTO = Path(__file__).with_name("fake_bento.py")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollout.daemon.controller import Controller
-from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.journal import Journal
+from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, memory_world
 from tests.support.rollouts import revision

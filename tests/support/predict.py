@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import httpx
 from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
-from services.online.http.declaration import ROUTE
-from services.online.http.predict import PredictApp
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.http.declaration import ROUTE
+from mlctl.services.online.http.predict import PredictApp
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 
 
 def post_all(

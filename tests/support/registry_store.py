@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.files import exclusive
-from registry import tracking
+from mlctl.bundle.files import exclusive
+from mlctl.registry import tracking
 from tests.support.shared import run_folder
 
 _SQLITE = "sqlite:///"

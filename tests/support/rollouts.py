@@ -13,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rollout.client import deployments
-from rollout.domain.process_ref import DAEMON, ProcessRef
-from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec
-from rollout.drivers.local import processes
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, JournalEvent
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.process_ref import DAEMON, ProcessRef
+from mlctl.rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec
+from mlctl.rollout.drivers.local import processes
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import ENDED, JournalEvent
 from tests.support.wait import wait_until
 
 FAKE_BENTO = Path(__file__).with_name("fake_bento.py")

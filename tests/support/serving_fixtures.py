@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bento.packaging import BuiltBento, build_bento
-from bundle.verify import VerifiedBundle
+from mlctl.bento.packaging import BuiltBento, build_bento
+from mlctl.bundle.verify import VerifiedBundle
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running
 from tests.support.tiny_llm import make_tiny_llm_bundle

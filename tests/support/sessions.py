@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from bundle.errors import MlctlError
-from services.runtime.run_errors import RunError
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.runtime.run_errors import RunError
 
 
 class FunctionSession:

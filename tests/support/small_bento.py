@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from bundle.verify import VerifiedBundle
-from services.runtime.bento_store import (
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.bento_store import (
     CONTENT_LABEL,
     DIGEST_LABEL,
     SERVER_LABEL,

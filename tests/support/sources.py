@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from registry.catalog import ModelFormat, SourceModel
+from mlctl.registry.catalog import ModelFormat, SourceModel
 from tests.support.bundles import make_bundle
 
 

@@ -9,10 +9,10 @@ import duckdb
 import psycopg
 import pyarrow as pa
 
-from services.batch.answers import quarantine_schema
-from services.batch.databases.sink import DatabaseSink
-from services.batch.sinks import open_sink
-from services.batch.units import Job, ScoredPiece, Unit
+from mlctl.services.batch.answers import quarantine_schema
+from mlctl.services.batch.databases.sink import DatabaseSink
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.units import Job, ScoredPiece, Unit
 
 SCHEMA = pa.schema(
     [

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from services.batch.job import BatchConfig, BatchReport, run_job
-from services.batch.local_executor import local_executor
-from services.batch.run import BatchEvent, ErrorLimit, RunControl
-from services.batch.sources import open_source
-from services.batch.units import Sink
-from services.runtime.scorable import Scorable
+from mlctl.services.batch.job import BatchConfig, BatchReport, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.run import BatchEvent, ErrorLimit, RunControl
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.units import Sink
+from mlctl.services.runtime.scorable import Scorable
 
 FEATURES = 4
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bundle.manifest import (
+from mlctl.bundle.manifest import (
     EVIDENCE_NAME,
     GENERATION_FOLDER,
     GOLDEN_NAME,
@@ -24,11 +24,11 @@ from bundle.manifest import (
     SourceVersion,
     VariantInfo,
 )
-from bundle.verify import VerifiedBundle, seal
-from registry.catalog import ModelFormat, SourceModel, artifacts_sha256
-from registry.hugging_face import SIGNATURE
-from services.generate.options import NO_TOKEN, PROMPT, TOKENS
-from services.runtime.golden import save_golden
+from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.registry.catalog import ModelFormat, SourceModel, artifacts_sha256
+from mlctl.registry.hugging_face import SIGNATURE
+from mlctl.services.generate.options import NO_TOKEN, PROMPT, TOKENS
+from mlctl.services.runtime.golden import save_golden
 
 CONTEXT_LENGTH = 256
 _STEPS = 80
@@ -115,7 +115,7 @@ def tiny_llm_folder() -> Path:
     import atexit
     import tempfile
 
-    from registry.quiet import quiet
+    from mlctl.registry.quiet import quiet
 
     holder = tempfile.TemporaryDirectory(prefix="mlctl-tiny-llm-")
     atexit.register(holder.cleanup)
@@ -157,7 +157,7 @@ def make_llm_bundle(
     """Write and seal an fp32 bundle of the Hugging Face folder `source`, golden with `answers`."""
     from tokenizers import Tokenizer
 
-    from optimize.recipes.generation import build_engine_folder, read_generation
+    from mlctl.optimize.recipes.generation import build_engine_folder, read_generation
 
     (root / GENERATION_FOLDER).mkdir(parents=True)
     build_engine_folder(source, root / GENERATION_FOLDER, "fp32")

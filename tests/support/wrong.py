@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from bundle.manifest import GOLDEN_NAME, MANIFEST_NAME, MODEL_NAME
-from bundle.verify import VerifiedBundle, seal, verify
-from services.runtime.golden import load_golden, save_golden
+from mlctl.bundle.manifest import GOLDEN_NAME, MANIFEST_NAME, MODEL_NAME
+from mlctl.bundle.verify import VerifiedBundle, seal, verify
+from mlctl.services.runtime.golden import load_golden, save_golden
 
 
 def negated(bundle: Path, root: Path) -> VerifiedBundle:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from optimize.estimators.converters.categories import register_categories
-from optimize.estimators.converters.classifiers import register_classifiers
-from optimize.estimators.converters.composite import register_composites
-from optimize.estimators.converters.double_trees import register_double_trees
-from optimize.estimators.converters.functions import register_functions
-from optimize.estimators.converters.imputer import register_imputer
-from optimize.estimators.converters.isolation_forest import register_isolation_forest
-from optimize.estimators.converters.selectors import register_selectors
-from optimize.estimators.converters.text import register_text
-from optimize.estimators.converters.trees import register_trees
+from mlctl.optimize.estimators.converters.categories import register_categories
+from mlctl.optimize.estimators.converters.classifiers import register_classifiers
+from mlctl.optimize.estimators.converters.composite import register_composites
+from mlctl.optimize.estimators.converters.double_trees import register_double_trees
+from mlctl.optimize.estimators.converters.functions import register_functions
+from mlctl.optimize.estimators.converters.imputer import register_imputer
+from mlctl.optimize.estimators.converters.isolation_forest import register_isolation_forest
+from mlctl.optimize.estimators.converters.selectors import register_selectors
+from mlctl.optimize.estimators.converters.text import register_text
+from mlctl.optimize.estimators.converters.trees import register_trees
 
 __all__ = ["register_converters"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from optimize.estimators.converters.emit import Emitter
-from optimize.estimators.converters.functions import emit_function
+from mlctl.optimize.estimators.converters.emit import Emitter
+from mlctl.optimize.estimators.converters.functions import emit_function
 
 # The operator between a stack's classifiers and its last estimator.
 _STACKED = "MlctlStacked"

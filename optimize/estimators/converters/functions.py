@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from optimize.estimators.converters.emit import Emitter, keep_width
+from mlctl.optimize.estimators.converters.emit import Emitter, keep_width
 
 _Emit = Callable[[Emitter, str], str]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.estimators.converters.trees import below, missing_go_left
+from mlctl.optimize.estimators.converters.trees import below, missing_go_left
 
 _LEAF = -1
 

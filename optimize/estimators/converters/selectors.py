@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.estimators.converters.emit import Emitter
+from mlctl.optimize.estimators.converters.emit import Emitter
 
 
 def register_selectors() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from optimize.estimators.converters.emit import Emitter, keep_width
+from mlctl.optimize.estimators.converters.emit import Emitter, keep_width
 
 _LOCALE = "C.UTF-8"
 _WORD = r"[\pL\pN_]"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimize.recipes.base import NotApplicableError
-from optimize.recipes.graphs import captured, constants_to_weights, raise_opset
+from mlctl.optimize.recipes.base import NotApplicableError
+from mlctl.optimize.recipes.graphs import captured, constants_to_weights, raise_opset
 
 # The first opset with per-channel DequantizeLinear.
 _OPSET = 13

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from bundle.entries import Key
-from bundle.files import sha256_file, write_atomic
-from bundle.manifest import MODEL_NAME, canonical_json
-from optimize.cache import versions
-from optimize.data import Rows
-from optimize.metrics.parity import compare, finite
-from optimize.recipes.base import DATA_NAME, Details, LayerCost, Quality, Workbench
-from optimize.recipes.quantize.methods import BATCH, QuantizeMethod
-from services.runtime.session import open_session
+from mlctl.bundle.entries import Key
+from mlctl.bundle.files import sha256_file, write_atomic
+from mlctl.bundle.manifest import MODEL_NAME, canonical_json
+from mlctl.optimize.cache import versions
+from mlctl.optimize.data import Rows
+from mlctl.optimize.metrics.parity import compare, finite
+from mlctl.optimize.recipes.base import DATA_NAME, Details, LayerCost, Quality, Workbench
+from mlctl.optimize.recipes.quantize.methods import BATCH, QuantizeMethod
+from mlctl.services.runtime.session import open_session
 
 VERSION = 2
 

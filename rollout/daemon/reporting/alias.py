@@ -3,7 +3,7 @@
 The registry follows the journal: a failure is recorded once, retried, and never moves traffic. What
 `up` started was never proved here and is not written. The write runs in a process of its own,
 because MLflow takes seconds to load and hundreds of megabytes to keep:
-`python -m rollout.daemon.reporting.alias`, with the revision on its standard input.
+`python -m mlctl.rollout.daemon.reporting.alias`, with the revision on its standard input.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from bundle.errors import MlctlError
-from bundle.garbage import rare_collection
-from rollout.daemon.reporting.outbox import DeliveryError
-from rollout.domain.spec import Revision
-from rollout.journal.journal import Journal
-from rollout.journal.records import Deployment, value_from
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.garbage import rare_collection
+from mlctl.rollout.daemon.reporting.outbox import DeliveryError
+from mlctl.rollout.domain.spec import Revision
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Deployment, value_from
 
 WRITE_SECONDS = 120.0
 _NICENESS = 5
@@ -69,7 +69,7 @@ class AliasSink:
 def main() -> int:
     """Write the revision on standard input as champion of its models; return the exit code."""
     os.nice(_NICENESS)  # what serves on this machine goes first
-    from registry.mlflow_catalog import MlflowCatalog
+    from mlctl.registry.mlflow_catalog import MlflowCatalog
 
     catalog = MlflowCatalog()
     try:

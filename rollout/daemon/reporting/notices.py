@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import HoldReason, first_line
-from rollout.journal.records import ENDED, JournalEvent
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.verdict import HoldReason, first_line
+from mlctl.rollout.journal.records import ENDED, JournalEvent
 
 # A notice keeps its id however often it is sent.
 _NAMESPACE = uuid.UUID("6d6c6374-6c2e-5e0d-9c3a-1f0a7d6c0001")

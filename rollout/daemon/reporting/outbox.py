@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, Self
 
-from bundle.clock import Clock
-from rollout.journal.journal import Journal, StaleEpochError
+from mlctl.bundle.clock import Clock
+from mlctl.rollout.journal.journal import Journal, StaleEpochError
 
 FIRST_PAUSE, MAX_PAUSE = 1.0, 300.0
 _IDLE_SECONDS = 0.5

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
-from bundle.errors import MlctlError
-from registry.runs import MetricSample, RunRef
-from rollout.daemon.reporting.notices import reason
-from rollout.daemon.reporting.series import Series, SeriesPoint
-from rollout.domain.spec import Outcome
-from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, Delivery, JournalEvent, run_sink
+from mlctl.bundle.errors import MlctlError
+from mlctl.registry.runs import MetricSample, RunRef
+from mlctl.rollout.daemon.reporting.notices import reason
+from mlctl.rollout.daemon.reporting.series import Series, SeriesPoint
+from mlctl.rollout.domain.spec import Outcome
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import ENDED, Delivery, JournalEvent, run_sink
 
 _PAGE = 1000
 

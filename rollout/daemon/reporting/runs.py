@@ -1,4 +1,4 @@
-"""Report rollouts to MLflow, in a process: `python -m rollout.daemon.reporting.runs NAME`.
+"""Report rollouts to MLflow, in a process: `python -m mlctl.rollout.daemon.reporting.runs NAME`.
 
 MLflow takes seconds to load and hundreds of megabytes to keep, so the process runs only while a
 rollout is not reported to its end.
@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from bundle.errors import MlctlError
-from bundle.garbage import rare_collection
-from rollout.daemon.reporting.outbox import run_command
-from rollout.daemon.reporting.projection import Projection
-from rollout.domain.spec import check_name
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.garbage import rare_collection
+from mlctl.rollout.daemon.reporting.outbox import run_command
+from mlctl.rollout.daemon.reporting.projection import Projection
+from mlctl.rollout.domain.spec import check_name
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 
 _PASS_SECONDS = 2.0
 
@@ -50,7 +50,7 @@ class RunsSink:
 
 def main(name: str) -> int:
     """Report the rollouts of `name` until none is left; 0 at once if another process does."""
-    from registry.runs import MlflowRuns
+    from mlctl.registry.runs import MlflowRuns
 
     path = paths.directory(check_name(name)) / "runs.lock"
     with path.open("a") as lock, Journal(paths.journal()) as journal:

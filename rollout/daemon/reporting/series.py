@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.domain.latency_edges import Sparse, joined, quantile_edge
-from rollout.journal.records import TICK, JournalEvent, Rollout
+from mlctl.rollout.domain.latency_edges import Sparse, joined, quantile_edge
+from mlctl.rollout.journal.records import TICK, JournalEvent, Rollout
 
 POINT_SECONDS = 5.0
 # p99 needs more requests than a few seconds have.

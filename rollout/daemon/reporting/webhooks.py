@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bundle import __version__
-from bundle.clock import Clock
-from rollout.daemon.reporting.notices import KINDS, notice
-from rollout.daemon.reporting.outbox import DeliveryError
-from rollout.domain.spec import DeploymentSettings
-from rollout.journal.journal import Journal
-from rollout.journal.records import JournalEvent, Rollout
+from mlctl.bundle import __version__
+from mlctl.bundle.clock import Clock
+from mlctl.rollout.daemon.reporting.notices import KINDS, notice
+from mlctl.rollout.daemon.reporting.outbox import DeliveryError
+from mlctl.rollout.domain.spec import DeploymentSettings
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import JournalEvent, Rollout
 
 MAX_AGE_SECONDS = 86_400.0
 _ANSWER_SECONDS = 10.0

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bundle.sampling import AT, INPUT_PREFIX, OUTPUT_PREFIX, REQUEST_ID, ROW
-from rollout.daemon.segments import read
-from rollout.domain.join import AnswerSide, Pair
+from mlctl.bundle.sampling import AT, INPUT_PREFIX, OUTPUT_PREFIX, REQUEST_ID, ROW
+from mlctl.rollout.daemon.segments import read
+from mlctl.rollout.domain.join import AnswerSide, Pair
 
 _LOG = logging.getLogger(__name__)
 MAX_ROWS = 500

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from bundle.clock import Clock
-from rollout.daemon.recording import Recording
-from rollout.daemon.shadow.disagreements import Disagreements
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.compare import LiveOutputs, compare, statistics
-from rollout.domain.drift import Drift, rows_needed
-from rollout.domain.join import AnswerSide, Joiner, Pair
-from rollout.domain.spec import RolloutSpec, Slot
+from mlctl.bundle.clock import Clock
+from mlctl.rollout.daemon.recording import Recording
+from mlctl.rollout.daemon.shadow.disagreements import Disagreements
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.compare import LiveOutputs, compare, statistics
+from mlctl.rollout.domain.drift import Drift, rows_needed
+from mlctl.rollout.domain.join import AnswerSide, Joiner, Pair
+from mlctl.rollout.domain.spec import RolloutSpec, Slot
 
 _GRACE_SECONDS = 15.0
 _MAX_WAITING = 20_000

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bundle.errors import ERROR_TABLE, ErrorCode
-from bundle.tls import TlsFiles
-from rollout.domain.counts import LATENCY_EDGES_MS
-from rollout.domain.spec import Endpoint, Ports, Slot
-from rollout.drivers.envoy import names
-from rollout.drivers.envoy.names import Document, own_cluster
-from rollout.drivers.envoy.routes import ROUTE_NAME, ROUTES_FILE
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
+from mlctl.bundle.tls import TlsFiles
+from mlctl.rollout.domain.counts import LATENCY_EDGES_MS
+from mlctl.rollout.domain.spec import Endpoint, Ports, Slot
+from mlctl.rollout.drivers.envoy import names
+from mlctl.rollout.drivers.envoy.names import Document, own_cluster
+from mlctl.rollout.drivers.envoy.routes import ROUTE_NAME, ROUTES_FILE
 
 INFER_SERVICE = "inference.GRPCInferenceService"
 INFER_METHODS = ("ModelInfer", "ModelStreamInfer")
@@ -36,7 +36,7 @@ _LOCAL_REPLIES: Mapping[int, tuple[ErrorCode, str]] = MappingProxyType(
     }
 )
 _RETRIED = frozenset({503})
-# bundle.tls.CIPHERS by their own names: Envoy takes no groups.
+# mlctl.bundle.tls.CIPHERS by their own names: Envoy takes no groups.
 _CIPHER_NAMES = tuple(
     f"ECDHE-{key}-{cipher}"
     for key in ("ECDSA", "RSA")

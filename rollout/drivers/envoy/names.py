@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout.domain.spec import Slot
+from mlctl.rollout.domain.spec import Slot
 
 # How the proxy reaches a server: one request at a time on a connection, or many.
 PROTOCOLS = ("http1", "http2")

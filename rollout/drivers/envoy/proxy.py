@@ -14,17 +14,17 @@ from typing import Any, Self
 
 import httpx
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
-from bundle.packages import install_hint
-from rollout.domain.counts import Reading
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
-from rollout.drivers.envoy import config
-from rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
-from rollout.drivers.envoy.routes import ROUTES_FILE, parse_traffic, route_table
-from rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
-from rollout.drivers.listener import tls_of
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import write_atomic
+from mlctl.bundle.packages import install_hint
+from mlctl.rollout.domain.counts import Reading
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
+from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
+from mlctl.rollout.drivers.envoy import config
+from mlctl.rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
+from mlctl.rollout.drivers.envoy.routes import ROUTES_FILE, parse_traffic, route_table
+from mlctl.rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
+from mlctl.rollout.drivers.listener import tls_of
 
 _ADMIN_TIMEOUT = 2.0
 _ACKNOWLEDGE_SECONDS = 2.0

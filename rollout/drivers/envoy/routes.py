@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollout.domain.ports import TrafficSplit
-from rollout.domain.spec import DeploymentSettings, Slot
-from rollout.drivers.envoy.names import (
+from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.spec import DeploymentSettings, Slot
+from mlctl.rollout.drivers.envoy.names import (
     Document,
     first_cluster,
     shadow_cluster,
     stream_cluster,
     tester_cluster,
 )
-from rollout.drivers.headers import (
+from mlctl.rollout.drivers.headers import (
     CLIENT_COOKIE,
     CLIENT_HEADER,
     COPY_HEADER,

@@ -20,16 +20,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollout.domain.counts import (
+from mlctl.rollout.domain.counts import (
     GRPC_CLIENT_ERRORS,
     GRPC_FAILURES,
     LATENCY_EDGES_MS,
     Reading,
     Totals,
 )
-from rollout.domain.spec import Slot
-from rollout.drivers.envoy.config import INFER_METHODS, INFER_SERVICE
-from rollout.drivers.envoy.names import (
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.drivers.envoy.config import INFER_METHODS, INFER_SERVICE
+from mlctl.rollout.drivers.envoy.names import (
     KINDS,
     PROTOCOLS,
     PROXY_ZONE,
@@ -57,7 +57,7 @@ _LET_GO = (
     "upstream_rq_cancelled",
 )
 
-# See `services.online.security.public.THROTTLED`.
+# See `mlctl.services.online.security.public.THROTTLED`.
 _THROTTLED = "canary.upstream_rq_completed"
 
 # The statistics of one scrape.

@@ -16,10 +16,10 @@ from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.types import PatchType
 
-from bundle.tokens import authorization
-from rollout.domain.kubernetes_target import Reach
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
-from rollout.drivers.kubernetes.route import Json
+from mlctl.bundle.tokens import authorization
+from mlctl.rollout.domain.kubernetes_target import Reach
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
+from mlctl.rollout.drivers.kubernetes.route import Json
 
 _API_SECONDS = 3.0
 _POD_SECONDS = 2.0

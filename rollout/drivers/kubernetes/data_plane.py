@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from rollout.domain.counts import Reading
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from rollout.domain.spec import Endpoint, Slot
-from rollout.drivers.kubernetes import route as routes
-from rollout.drivers.kubernetes.cluster import Cluster, ConflictError
-from rollout.drivers.kubernetes.meter import ServiceSource, SourceMeter
-from rollout.drivers.kubernetes.route import Acceptance, Claim, Json, RouteUnfitError
-from rollout.journal.journal import StaleEpochError
+from mlctl.rollout.domain.counts import Reading
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
+from mlctl.rollout.domain.spec import Endpoint, Slot
+from mlctl.rollout.drivers.kubernetes import route as routes
+from mlctl.rollout.drivers.kubernetes.cluster import Cluster, ConflictError
+from mlctl.rollout.drivers.kubernetes.meter import ServiceSource, SourceMeter
+from mlctl.rollout.drivers.kubernetes.route import Acceptance, Claim, Json, RouteUnfitError
+from mlctl.rollout.journal.journal import StaleEpochError
 
 _TRIES = 8
 _PAUSE = 0.02

@@ -6,16 +6,16 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
-from bundle.packages import install_hint
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
-from rollout.domain.spec import Slot
-from rollout.journal import paths
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import write_atomic
+from mlctl.bundle.packages import install_hint
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.journal import paths
 
 if TYPE_CHECKING:
-    from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
+    from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 
 
 class Gateway:
@@ -52,8 +52,8 @@ class Gateway:
     def data_plane(self) -> KubernetesDataPlane:
         """Reach it; RUNTIME_MISSING without the extra `kubernetes`."""
         try:
-            from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
-            from rollout.drivers.kubernetes.route import Claim
+            from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
+            from mlctl.rollout.drivers.kubernetes.route import Claim
         except ImportError as error:
             raise MlctlError(
                 ErrorCode.RUNTIME_MISSING,
@@ -68,7 +68,7 @@ class Gateway:
 
     def _require_free(self, holder: str | None) -> None:
         if holder is not None and holder != self._name():
-            from rollout.drivers.kubernetes.data_plane import held_by_other
+            from mlctl.rollout.drivers.kubernetes.data_plane import held_by_other
 
             raise DataPlaneRejected(held_by_other(self._target, holder))
 

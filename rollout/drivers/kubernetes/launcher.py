@@ -11,18 +11,18 @@ from pathlib import Path
 
 import httpx2
 
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import (
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.ports import (
     DataPlaneRejected,
     DataPlaneUnavailable,
     ProcessState,
     RunningRevision,
 )
-from rollout.domain.process_ref import NO_PROCESS, ProcessRef
-from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
-from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
-from rollout.drivers.local import logs, processes
-from rollout.drivers.local.launcher import versions_of
+from mlctl.rollout.domain.process_ref import NO_PROCESS, ProcessRef
+from mlctl.rollout.domain.spec import Endpoint, Revision, Slot, replica_role
+from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
+from mlctl.rollout.drivers.local import logs, processes
+from mlctl.rollout.drivers.local.launcher import versions_of
 
 
 class KubernetesLauncher:

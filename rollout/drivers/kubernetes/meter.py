@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rollout.domain.counts import Reading, Totals
-from rollout.domain.ports import DataPlaneUnavailable
-from rollout.domain.spec import Slot
-from rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
+from mlctl.rollout.domain.counts import Reading, Totals
+from mlctl.rollout.domain.ports import DataPlaneUnavailable
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
 
 if TYPE_CHECKING:
-    from rollout.drivers.kubernetes.cluster import Cluster
+    from mlctl.rollout.drivers.kubernetes.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

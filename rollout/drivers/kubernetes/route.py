@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.spec import Slot
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.spec import Slot
 
 EPOCH = "mlctl.io/epoch"
 HOLDER = "mlctl.io/holder"

@@ -1,4 +1,4 @@
-"""What stands in for a sleeping deployment: `python -m rollout.drivers.local.activator NAME ...`.
+"""What stands in for a sleeping deployment, a process of its own.
 
 The proxy sends to it while no replica serves. It wakes the deployment, holds the connection
 until a replica is ready, and then passes bytes on in both directions without reading them; so
@@ -19,11 +19,11 @@ from functools import partial
 
 import httpx
 
-from bundle.errors import MlctlError
-from rollout.domain.spec import DeploymentSettings, Endpoint
-from rollout.drivers.local.fleet import replicas_of
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.bundle.errors import MlctlError
+from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint
+from mlctl.rollout.drivers.local.fleet import replicas_of
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 
 MAX_CONNECTIONS = 1024
 _POLL_SECONDS = 0.05
@@ -42,7 +42,7 @@ _UNAVAILABLE = (
 def activator_command(name: str, endpoint: Endpoint) -> list[str]:
     """How the activator of the deployment `name` is run, listening at `endpoint`."""
     ports = (str(endpoint.http), str(endpoint.grpc))
-    return [sys.executable, "-P", "-m", "rollout.drivers.local.activator", name, *ports]
+    return [sys.executable, "-P", "-m", "mlctl.rollout.drivers.local.activator", name, *ports]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.domain.ports import Launcher, ProcessState, RunningRevision
-from rollout.domain.spec import Endpoint, Revision, Slot, replica_role
-from rollout.drivers.local.processes import log_tail
-from rollout.journal import records
-from rollout.journal.journal import Journal
+from mlctl.rollout.domain.ports import Launcher, ProcessState, RunningRevision
+from mlctl.rollout.domain.spec import Endpoint, Revision, Slot, replica_role
+from mlctl.rollout.drivers.local.processes import log_tail
+from mlctl.rollout.journal import records
+from mlctl.rollout.journal.journal import Journal
 
 # The state of a slot is the worst one of its replicas.
 _WORST_FIRST = (ProcessState.DEAD, ProcessState.WRONG_MODEL, ProcessState.STARTING)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import httpx
 
-from bundle.home import bento_environment
-from bundle.ports import free_ports
-from bundle.tokens import authorization
-from rollout.domain.ports import ProcessState, RunningRevision
-from rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
-from rollout.drivers.local import logs, processes
-from rollout.drivers.local.samples import sample_folder
+from mlctl.bundle.home import bento_environment
+from mlctl.bundle.ports import free_ports
+from mlctl.bundle.tokens import authorization
+from mlctl.rollout.domain.ports import ProcessState, RunningRevision
+from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
+from mlctl.rollout.drivers.local import logs, processes
+from mlctl.rollout.drivers.local.samples import sample_folder
 
 GRPC_PORT = "MLCTL_GRPC_PORT"
 PROXIED = "MLCTL_PROXIED"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 
 MAX_BYTES = 10 << 20
 KEPT = 3

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.domain.process_ref import ProcessRef
 
 TOKEN_VARIABLE = "MLCTL_PROCESS"  # noqa: S105 - a name, not a secret
 _START_TOLERANCE = 1.0  # create times move a little when the wall clock is adjusted

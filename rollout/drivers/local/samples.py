@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.domain.spec import Slot
+from mlctl.rollout.domain.spec import Slot
 
 SAMPLE_DIR = "MLCTL_SAMPLE_DIR"
 SAMPLE_CONTROL = "MLCTL_SAMPLE_CONTROL"

@@ -12,13 +12,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import write_atomic
-from bundle.tokens import TOKEN, TOKEN_FILE, parse_tokens, read_tokens
-from rollout.domain.spec import DeploymentSettings
-from rollout.journal import paths
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import write_atomic
+from mlctl.bundle.tokens import TOKEN, TOKEN_FILE, parse_tokens, read_tokens
+from mlctl.rollout.domain.spec import DeploymentSettings
+from mlctl.rollout.journal import paths
 
-# The server's own settings, as in services.online.security.settings.
+# The server's own settings, as in mlctl.services.online.security.settings.
 CLIENT_RPS = "MLCTL_MAX_CLIENT_RPS"
 SIGNER = "MLCTL_REQUIRE_SIGNATURE"
 WEBHOOK_SECRET = "MLCTL_WEBHOOK_SECRET"  # noqa: S105 - a variable's name

@@ -12,9 +12,9 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.locations import without_password
-from services.batch.units import Piece
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.locations import without_password
+from mlctl.services.batch.units import Piece
 
 _OPTIONS = ("table", "key", "create")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")

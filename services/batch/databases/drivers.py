@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.batch.databases.base import Database
-from services.batch.locations import scheme_of
+from mlctl.services.batch.databases.base import Database
+from mlctl.services.batch.locations import scheme_of
 
 SCHEMES = ("postgresql", "postgres", "sqlite", "duckdb")
 
@@ -12,14 +12,14 @@ def open_database(url: str, shown: str, lock: str = "") -> Database:
     """Return the database at `url`, one of SCHEMES; the other arguments are those of Database."""
     match scheme_of(url):
         case "sqlite":
-            from services.batch.databases.sqlite import Sqlite
+            from mlctl.services.batch.databases.sqlite import Sqlite
 
             return Sqlite(url, shown, lock)
         case "duckdb":
-            from services.batch.databases.duckdb import DuckDb
+            from mlctl.services.batch.databases.duckdb import DuckDb
 
             return DuckDb(url, shown, lock)
         case _:
-            from services.batch.databases.postgres import Postgres
+            from mlctl.services.batch.databases.postgres import Postgres
 
             return Postgres(url, shown, lock)

@@ -10,16 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import NO_SPACE
-from services.batch.databases.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import NO_SPACE
+from mlctl.services.batch.databases.base import (
     Database,
     column_list,
     quoted,
     text_literal,
 )
-from services.batch.pieces import arrow_pieces
-from services.batch.units import Piece
+from mlctl.services.batch.pieces import arrow_pieces
+from mlctl.services.batch.units import Piece
 
 _ROWS = "mlctl_rows"
 _FULL = tuple(map(os.strerror, NO_SPACE))

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.databases.base import (
     Database,
     column_list,
     join_url,
@@ -19,9 +19,9 @@ from services.batch.databases.base import (
     split_url,
     text_literal,
 )
-from services.batch.pieces import arrow_pieces
-from services.batch.units import Piece
-from services.runtime.tabular.values import as_json
+from mlctl.services.batch.pieces import arrow_pieces
+from mlctl.services.batch.units import Piece
+from mlctl.services.runtime.tabular.values import as_json
 
 # Each side notices within half a minute that the other one is dead.
 _CONNECTION = {

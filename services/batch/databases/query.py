@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.databases.base import (
     Database,
     column_list,
     join_url,
@@ -20,10 +20,10 @@ from services.batch.databases.base import (
     quoted,
     split_url,
 )
-from services.batch.databases.drivers import open_database
-from services.batch.filters import Filter
-from services.batch.locations import without_password
-from services.batch.units import ColumnReading, JobPlan, Piece, Unit, with_types
+from mlctl.services.batch.databases.drivers import open_database
+from mlctl.services.batch.filters import Filter
+from mlctl.services.batch.locations import without_password
+from mlctl.services.batch.units import ColumnReading, JobPlan, Piece, Unit, with_types
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,16 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.databases.base import (
     Database,
     TableRef,
     column_list,
     quoted,
     text_literal,
 )
-from services.batch.databases.upsert import upsert
-from services.batch.units import (
+from mlctl.services.batch.databases.upsert import upsert
+from mlctl.services.batch.units import (
     FILE_COLUMN,
     REASON_COLUMN,
     ROW_COLUMN,
@@ -38,7 +38,7 @@ from services.batch.units import (
     Unit,
     require_same_job,
 )
-from services.runtime.tabular.values import as_json
+from mlctl.services.runtime.tabular.values import as_json
 
 UNIT_COLUMN = "mlctl_unit"
 _FINGERPRINT, _MARK, _SUMMARY = "fingerprint", "mark", "summary"

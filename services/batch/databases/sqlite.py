@@ -18,17 +18,17 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.databases.base import (
     Database,
     column_list,
     quoted,
     text_literal,
 )
-from services.batch.pieces import typed_piece
-from services.batch.units import Piece
-from services.runtime.tabular.casts import Misfits, from_values
-from services.runtime.tabular.values import as_json
+from mlctl.services.batch.pieces import typed_piece
+from mlctl.services.batch.units import Piece
+from mlctl.services.runtime.tabular.casts import Misfits, from_values
+from mlctl.services.runtime.tabular.values import as_json
 
 _BATCH_ROWS = 5_000
 # The first rows decide the types of columns.

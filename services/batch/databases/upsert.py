@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.databases.base import Database, column_list, quoted
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.databases.base import Database, column_list, quoted
 
 _STAGE = "mlctl_stage"
 

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.filters import Filter
-from services.batch.locations import InputFile
-from services.batch.transient_errors import translate_errors
-from services.batch.units import ColumnReading, Piece
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.filters import Filter
+from mlctl.services.batch.locations import InputFile
+from mlctl.services.batch.transient_errors import translate_errors
+from mlctl.services.batch.units import ColumnReading, Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from services.batch.filters import Filter
-from services.batch.formats.base import FilePlan, InputFormat, opened
-from services.batch.locations import InputFile
-from services.batch.pieces import arrow_pieces
-from services.batch.units import Piece
-from services.runtime.tabular.casts import plain_type
+from mlctl.services.batch.filters import Filter
+from mlctl.services.batch.formats.base import FilePlan, InputFormat, opened
+from mlctl.services.batch.locations import InputFile
+from mlctl.services.batch.pieces import arrow_pieces
+from mlctl.services.batch.units import Piece
+from mlctl.services.runtime.tabular.casts import plain_type
 
 _MAGIC = b"ARROW1"
 

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from services.batch.filters import Filter
-from services.batch.formats.base import FilePlan, InputFormat
-from services.batch.locations import InputFile
-from services.batch.pieces import arrow_pieces
-from services.batch.units import Piece
+from mlctl.services.batch.filters import Filter
+from mlctl.services.batch.formats.base import FilePlan, InputFormat
+from mlctl.services.batch.locations import InputFile
+from mlctl.services.batch.pieces import arrow_pieces
+from mlctl.services.batch.units import Piece
 
 # Read at once: of all columns together, and of each column at least.
 _READ_BYTES = 16 << 20

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Self
 
-from bundle.errors import ErrorCode, MlctlError
-from services.protocol.priority import Priority
-from services.runtime.batch_costs import BatchCosts
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.runtime.batch_costs import BatchCosts
 
 # Some of the requests in flight are answered within about this time.
 _RETRY_SECONDS = 1.0

@@ -13,37 +13,37 @@ from typing import Protocol
 
 import numpy as np
 
-from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import QueueFullError
-from services.online.batching.model_executor import (
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import QueueFullError
+from mlctl.services.online.batching.model_executor import (
     BatchMeter,
     ModelExecutor,
     log_failure,
     one_piece,
     stopping,
 )
-from services.online.batching.scheduler import (
+from mlctl.services.online.batching.scheduler import (
     BatchScheduler,
     Limits,
     Priority,
     Ticket,
     deadline_exceeded,
 )
-from services.online.batching.split import (
+from mlctl.services.online.batching.split import (
     Cancellable,
     SplitRequest,
     Waiter,
     enqueue_parts,
     split_evenly,
 )
-from services.online.metrics.counts import BatchStats
-from services.protocol.wire import make_tuple
-from services.runtime.batch_costs import BatchCosts
-from services.runtime.features import FeatureLookup
-from services.runtime.padding import Arrays, LengthPadding, shape_key
-from services.runtime.scorer import join_rows
-from services.runtime.streaming import Answer, AnswerStream
+from mlctl.services.online.metrics.counts import BatchStats
+from mlctl.services.protocol.wire import make_tuple
+from mlctl.services.runtime.batch_costs import BatchCosts
+from mlctl.services.runtime.features import FeatureLookup
+from mlctl.services.runtime.padding import Arrays, LengthPadding, shape_key
+from mlctl.services.runtime.scorer import join_rows
+from mlctl.services.runtime.streaming import Answer, AnswerStream
 
 __all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
 Outcome = Arrays | Exception

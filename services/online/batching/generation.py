@@ -19,33 +19,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from services.generate.engine import (
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.generate.engine import (
     ContinuousBatch,
     GenerationRequest,
     Sequence,
     StepResult,
     TokenPiece,
 )
-from services.generate.options import PROMPT, TEXT
-from services.generate.sampling import GREEDY
-from services.generate.text import read_prompts
-from services.online.batching.admission import Limits, QueueFullError, deadline_exceeded
-from services.online.batching.model_executor import (
+from mlctl.services.generate.options import PROMPT, TEXT
+from mlctl.services.generate.sampling import GREEDY
+from mlctl.services.generate.text import read_prompts
+from mlctl.services.online.batching.admission import Limits, QueueFullError, deadline_exceeded
+from mlctl.services.online.batching.model_executor import (
     BatchMeter,
     ModelExecutor,
     forward,
     log_failure,
     stopping,
 )
-from services.online.batching.preparation import RequestPreparation
-from services.online.batching.split import Cancellable, Waiter
-from services.online.metrics.counts import BatchStats
-from services.online.metrics.generation import GenerationMetrics
-from services.protocol.priority import Priority
-from services.runtime.padding import Arrays
-from services.runtime.streaming import Answer, AnswerStream, PieceStream
+from mlctl.services.online.batching.preparation import RequestPreparation
+from mlctl.services.online.batching.split import Cancellable, Waiter
+from mlctl.services.online.metrics.counts import BatchStats
+from mlctl.services.online.metrics.generation import GenerationMetrics
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.runtime.padding import Arrays
+from mlctl.services.runtime.streaming import Answer, AnswerStream, PieceStream
 
 # Answers of the V2 protocol's infer calls, which carry no options: greedy, and at most this long.
 INFER_TOKENS = 256

@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher
 
-from bundle.errors import ErrorCode, MlctlError
-from services.generate.grammars import Grammar, unusable
-from services.generate.text import TextCodec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.generate.grammars import Grammar, unusable
+from mlctl.services.generate.text import TextCodec
 
 # A prompt of so many bytes is tokenized in a millisecond.
 SHORT_BYTES = 4096

@@ -20,7 +20,7 @@ from itertools import chain
 from math import inf
 from typing import Generic, TypeVar
 
-from services.online.batching.admission import (
+from mlctl.services.online.batching.admission import (
     CachedRejection,
     Forecast,
     Limits,
@@ -28,9 +28,9 @@ from services.online.batching.admission import (
     deadline_exceeded,
     too_many_rows,
 )
-from services.online.batching.linger import LingerHeuristic
-from services.protocol.priority import Priority
-from services.runtime.batch_costs import BatchCosts
+from mlctl.services.online.batching.linger import LingerHeuristic
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.runtime.batch_costs import BatchCosts
 
 __all__ = [
     "LARGE_ROWS",

@@ -6,8 +6,13 @@ take turns: round robin within a priority, and neither priority starves.
 
 from __future__ import annotations
 
-from services.online.batching.admission import BusyError, Limits, deadline_exceeded, too_many_rows
-from services.online.batching.scheduler import PriorityQueue, Ticket
+from mlctl.services.online.batching.admission import (
+    BusyError,
+    Limits,
+    deadline_exceeded,
+    too_many_rows,
+)
+from mlctl.services.online.batching.scheduler import PriorityQueue, Ticket
 
 # Each open request keeps a generator of the user's with its state.
 MAX_OPEN = 64

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import Limits, deadline_exceeded
-from services.online.batching.model_executor import (
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import Limits, deadline_exceeded
+from mlctl.services.online.batching.model_executor import (
     BatchMeter,
     ModelExecutor,
     forward,
@@ -25,13 +25,13 @@ from services.online.batching.model_executor import (
     logger,
     stopping,
 )
-from services.online.batching.scheduler import Ticket
-from services.online.batching.split import Cancellable, Waiter
-from services.online.batching.step_scheduler import MAX_OPEN, StepScheduler
-from services.online.metrics.counts import BatchStats
-from services.protocol.priority import Priority
-from services.runtime.padding import Arrays
-from services.runtime.streaming import Answer, AnswerStream
+from mlctl.services.online.batching.scheduler import Ticket
+from mlctl.services.online.batching.split import Cancellable, Waiter
+from mlctl.services.online.batching.step_scheduler import MAX_OPEN, StepScheduler
+from mlctl.services.online.metrics.counts import BatchStats
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.runtime.padding import Arrays
+from mlctl.services.runtime.streaming import Answer, AnswerStream
 
 Steps = Generator[Arrays | None, None, None]
 _END = object()

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature
-from services.protocol.json_body import MAX_VALUES
-from services.protocol.keys import check_keys
-from services.protocol.wire import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature
+from mlctl.services.protocol.json_body import MAX_VALUES
+from mlctl.services.protocol.keys import check_keys
+from mlctl.services.protocol.wire import (
     FINAL_RESPONSE,
     WANTS_FINAL,
     Declared,

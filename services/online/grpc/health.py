@@ -11,9 +11,9 @@ from typing import Any
 
 from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckRequest, HealthCheckResponse
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.grpc.http2.call import GrpcCall, MethodHandler
-from services.online.models.repository import Serving
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler
+from mlctl.services.online.models.repository import Serving
 
 HEALTH_SERVICE = DESCRIPTOR.services_by_name["Health"].full_name
 

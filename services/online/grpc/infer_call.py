@@ -18,21 +18,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import Hold, QueueFullError
-from services.online.batching.executor import Answer, Cancellable
-from services.online.grpc.codec import GrpcCodec
-from services.online.grpc.http2.connection import Connection
-from services.online.grpc.http2.head import HEADERS, CallHead, make_trailers
-from services.online.grpc.http2.hpack import encode
-from services.online.grpc.http2.messages import PREFIX_BYTES
-from services.online.grpc.models import GrpcModel, GrpcModels
-from services.online.grpc.status import status_of, trailers
-from services.online.observability.calls import GRPC
-from services.online.security.public import failed, is_public
-from services.protocol.messages import SERVICE, methods
-from services.protocol.priority import Priority
-from services.protocol.wire import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import Hold, QueueFullError
+from mlctl.services.online.batching.executor import Answer, Cancellable
+from mlctl.services.online.grpc.codec import GrpcCodec
+from mlctl.services.online.grpc.http2.connection import Connection
+from mlctl.services.online.grpc.http2.head import HEADERS, CallHead, make_trailers
+from mlctl.services.online.grpc.http2.hpack import encode
+from mlctl.services.online.grpc.http2.messages import PREFIX_BYTES
+from mlctl.services.online.grpc.models import GrpcModel, GrpcModels
+from mlctl.services.online.grpc.status import status_of, trailers
+from mlctl.services.online.observability.calls import GRPC
+from mlctl.services.online.security.public import failed, is_public
+from mlctl.services.protocol.messages import SERVICE, methods
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.protocol.wire import (
     Declared,
     InferRequest,
     decode_raw,

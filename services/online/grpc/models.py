@@ -5,12 +5,12 @@ from __future__ import annotations
 from time import perf_counter
 from typing import NamedTuple
 
-from services.online.grpc.codec import GrpcCodec
-from services.online.grpc.http2.head import CallHead
-from services.online.grpc.http2.observed_calls import GrpcCalls
-from services.online.models.repository import Serving
-from services.online.models.served_model import ServedModel
-from services.online.observability.calls import GRPC
+from mlctl.services.online.grpc.codec import GrpcCodec
+from mlctl.services.online.grpc.http2.head import CallHead
+from mlctl.services.online.grpc.http2.observed_calls import GrpcCalls
+from mlctl.services.online.models.repository import Serving
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.observability.calls import GRPC
 
 
 class GrpcModel(NamedTuple):

@@ -14,10 +14,10 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from services.online.grpc.health import HEALTH_SERVICE
-from services.online.grpc.http2.call import MethodHandler
-from services.online.grpc.typed.service import TypedService
-from services.protocol.messages import SERVICE, fill_pool
+from mlctl.services.online.grpc.health import HEALTH_SERVICE
+from mlctl.services.online.grpc.http2.call import MethodHandler
+from mlctl.services.online.grpc.typed.service import TypedService
+from mlctl.services.protocol.messages import SERVICE, fill_pool
 
 _ALPHA = reflection.SERVICE_NAME
 _NAMES = (_ALPHA, "grpc.reflection.v1.ServerReflection")

@@ -11,29 +11,29 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from bundle.tls import TlsFiles
-from services.online.batching.admission import Hold
-from services.online.batching.executor import Answer
-from services.online.grpc.health import HealthService
-from services.online.grpc.http2.call import GrpcCall, MethodHandler
-from services.online.grpc.http2.server import Http2Server
-from services.online.grpc.infer_call import InferCalls
-from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
-from services.online.grpc.reflection import reflection_handlers
-from services.online.grpc.stream import StreamInfer
-from services.online.grpc.typed.service import typed_services
-from services.online.grpc.unary import infer_handler
-from services.online.models.metadata import (
+from mlctl.bundle.tls import TlsFiles
+from mlctl.services.online.batching.admission import Hold
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.grpc.health import HealthService
+from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler
+from mlctl.services.online.grpc.http2.server import Http2Server
+from mlctl.services.online.grpc.infer_call import InferCalls
+from mlctl.services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
+from mlctl.services.online.grpc.reflection import reflection_handlers
+from mlctl.services.online.grpc.stream import StreamInfer
+from mlctl.services.online.grpc.typed.service import typed_services
+from mlctl.services.online.grpc.unary import infer_handler
+from mlctl.services.online.models.metadata import (
     is_ready,
     metadata,
     reject_change,
     repository_index,
     server_metadata,
 )
-from services.online.models.repository import Serving
-from services.online.models.statistics import model_config, model_statistics
-from services.protocol.messages import SERVICE, Method, methods
-from services.protocol.wire import InferRequest, invalid
+from mlctl.services.online.models.repository import Serving
+from mlctl.services.online.models.statistics import model_config, model_statistics
+from mlctl.services.protocol.messages import SERVICE, Method, methods
+from mlctl.services.protocol.wire import InferRequest, invalid
 
 
 class GrpcServer:

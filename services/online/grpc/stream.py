@@ -15,15 +15,15 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from bundle.errors import MlctlError
-from services.online.batching.admission import Hold
-from services.online.grpc.codec import wants_final
-from services.online.grpc.http2.call import GrpcCall, MethodHandler
-from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
-from services.online.grpc.unary import limits_of
-from services.online.security.public import failed, is_public
-from services.protocol.messages import Method
-from services.protocol.wire import invalid
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.batching.admission import Hold
+from mlctl.services.online.grpc.codec import wants_final
+from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler
+from mlctl.services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
+from mlctl.services.online.grpc.unary import limits_of
+from mlctl.services.online.security.public import failed, is_public
+from mlctl.services.protocol.messages import Method
+from mlctl.services.protocol.wire import invalid
 
 CODE = "mlctl_code"
 logger = logging.getLogger("mlctl.grpc")

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from services.online.batching.admission import Hold
-from services.online.batching.executor import Answer
-from services.online.grpc.http2.call import GrpcCall, MethodHandler
-from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
-from services.online.observability.calls import GRPC
-from services.protocol.priority import PRIORITY_HEADER, Priority, priority_of_headers
-from services.protocol.wire import InferRequest
+from mlctl.services.online.batching.admission import Hold
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler
+from mlctl.services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
+from mlctl.services.online.observability.calls import GRPC
+from mlctl.services.protocol.priority import PRIORITY_HEADER, Priority, priority_of_headers
+from mlctl.services.protocol.wire import InferRequest
 
 
 def infer_handler(

@@ -11,13 +11,13 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import Hold
-from services.online.http.calls import HttpCall, Message, Receive, Send
-from services.online.http.inference import InferHandler, PendingRequest
-from services.online.http.responses import Response, json_response
-from services.online.models.extensions import unserved_path
-from services.online.models.metadata import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import Hold
+from mlctl.services.online.http.calls import HttpCall, Message, Receive, Send
+from mlctl.services.online.http.inference import InferHandler, PendingRequest
+from mlctl.services.online.http.responses import Response, json_response
+from mlctl.services.online.models.extensions import unserved_path
+from mlctl.services.online.models.metadata import (
     is_ready,
     metadata,
     only_ready,
@@ -25,8 +25,8 @@ from services.online.models.metadata import (
     repository_index,
     server_metadata,
 )
-from services.online.models.repository import Serving
-from services.online.models.statistics import model_config, model_statistics
+from mlctl.services.online.models.repository import Serving
+from mlctl.services.online.models.statistics import model_config, model_statistics
 
 _INFER = "infer"
 # Other servers of the protocol use the third name.

@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from bundle.errors import MlctlError
-from services.online.batching.admission import Hold
-from services.online.batching.scheduler import deadline_exceeded
-from services.online.http.fields import fields_of
-from services.online.http.responses import MethodError, RequestIds, Response, error_response
-from services.online.models.served_model import ServedModel
-from services.online.observability.calls import RequestRecord
-from services.online.security.public import failed, is_public
-from services.runtime.streaming import PieceStream
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.batching.admission import Hold
+from mlctl.services.online.batching.scheduler import deadline_exceeded
+from mlctl.services.online.http.fields import fields_of
+from mlctl.services.online.http.responses import MethodError, RequestIds, Response, error_response
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.observability.calls import RequestRecord
+from mlctl.services.online.security.public import failed, is_public
+from mlctl.services.runtime.streaming import PieceStream
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

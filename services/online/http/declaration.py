@@ -15,8 +15,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import numpy as np
 from pydantic import create_model
 
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.runtime.bento_layout import ModelIdentity
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.runtime.bento_layout import ModelIdentity
 
 ROUTE = "/predict"
 M = TypeVar("M", bound=ModelIdentity)

@@ -17,9 +17,9 @@ from typing import Any, Self, TypeVar
 
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
-from services.generate.engine import GenerationRequest, TokenPiece
-from services.generate.requests import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.generate.engine import GenerationRequest, TokenPiece
+from mlctl.services.generate.requests import (
     ChatRequest,
     CompletionRequest,
     OpenAiRequest,
@@ -27,17 +27,17 @@ from services.generate.requests import (
     V2Request,
     parse_request,
 )
-from services.generate.text import ContextLengthError
-from services.online.batching.admission import QueueFullError, deadline_exceeded
-from services.online.batching.generation import Timing
-from services.online.http.calls import HttpCall, Message, Receive, Send
-from services.online.http.inference import InferHandler, PendingRequest
-from services.online.http.openai_errors import BUSY, V1, openai_error
-from services.online.http.responses import Response, make_response
-from services.online.models.generator import ServedGenerator
-from services.online.models.repository import Serving
-from services.online.observability.calls import HTTP, RequestRecord
-from services.protocol.compression import IDENTITY
+from mlctl.services.generate.text import ContextLengthError
+from mlctl.services.online.batching.admission import QueueFullError, deadline_exceeded
+from mlctl.services.online.batching.generation import Timing
+from mlctl.services.online.http.calls import HttpCall, Message, Receive, Send
+from mlctl.services.online.http.inference import InferHandler, PendingRequest
+from mlctl.services.online.http.openai_errors import BUSY, V1, openai_error
+from mlctl.services.online.http.responses import Response, make_response
+from mlctl.services.online.models.generator import ServedGenerator
+from mlctl.services.online.models.repository import Serving
+from mlctl.services.online.observability.calls import HTTP, RequestRecord
+from mlctl.services.protocol.compression import IDENTITY
 
 _V2_VERBS = frozenset({"generate", "generate_stream"})
 _DONE = b"data: [DONE]\n\n"

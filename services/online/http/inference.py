@@ -17,27 +17,27 @@ from urllib.parse import quote, unquote
 
 import httptools
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Signature
-from services.online.batching.admission import Hold, QueueFullError
-from services.online.batching.executor import Answer, Cancellable
-from services.online.batching.model_executor import forward
-from services.online.batching.scheduler import deadline_exceeded
-from services.online.http.calls import CallHandler
-from services.online.http.responses import Response, error_response, to_wire
-from services.online.http.unparsed import read_unparsed
-from services.online.models.served_model import ServedModel
-from services.online.observability.calls import HTTP, OK, RequestRecord
-from services.protocol.codec import V2Codec
-from services.protocol.compression import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Signature
+from mlctl.services.online.batching.admission import Hold, QueueFullError
+from mlctl.services.online.batching.executor import Answer, Cancellable
+from mlctl.services.online.batching.model_executor import forward
+from mlctl.services.online.batching.scheduler import deadline_exceeded
+from mlctl.services.online.http.calls import CallHandler
+from mlctl.services.online.http.responses import Response, error_response, to_wire
+from mlctl.services.online.http.unparsed import read_unparsed
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.observability.calls import HTTP, OK, RequestRecord
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.compression import (
     IDENTITY,
     compress_response,
     content_coding,
     inflate_on_thread,
 )
-from services.protocol.priority import Priority, parse_priority
-from services.protocol.wire import InferRequest
-from services.runtime.streaming import AnswerStream
+from mlctl.services.protocol.priority import Priority, parse_priority
+from mlctl.services.protocol.wire import InferRequest
+from mlctl.services.runtime.streaming import AnswerStream
 
 _QUEUE_FULL = ErrorCode.QUEUE_FULL.value
 _MEDIA_TYPES = frozenset({b"", b"application/json", b"application/octet-stream"})

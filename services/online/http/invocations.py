@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, TensorSpec
-from services.online.http.calls import HttpCall, Message, Receive, Send
-from services.online.http.mlflow_forms import find_form, read_csv, read_form, split_csv
-from services.online.http.predict import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.services.online.http.calls import HttpCall, Message, Receive, Send
+from mlctl.services.online.http.mlflow_forms import find_form, read_csv, read_form, split_csv
+from mlctl.services.online.http.predict import (
     FILES,
     JSON,
     Encode,
@@ -30,12 +30,12 @@ from services.online.http.predict import (
     to_array,
     to_json,
 )
-from services.online.http.responses import Response, json_response
-from services.online.models.repository import Serving
-from services.online.models.served_model import ServedModel
-from services.protocol.codec import V2Codec
-from services.protocol.json_body import parse_document
-from services.protocol.wire import InferRequest
+from mlctl.services.online.http.responses import Response, json_response
+from mlctl.services.online.models.repository import Serving
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.json_body import parse_document
+from mlctl.services.protocol.wire import InferRequest
 
 PING, INVOCATIONS = "/ping", "/invocations"
 _CSV = "text/csv"

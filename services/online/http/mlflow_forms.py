@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
-from services.online.http.predict import read_records, to_array
-from services.protocol.wire import invalid, shown
+from mlctl.bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
+from mlctl.services.online.http.predict import read_records, to_array
+from mlctl.services.protocol.wire import invalid, shown
 
 FORMS = frozenset({"dataframe_split", "dataframe_records", "instances", "inputs"})
 _TRUTH: Mapping[str, bool] = {"true": True, "false": False, "1": True, "0": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from services.online.http.responses import Response, make_response
+from mlctl.services.online.http.responses import Response, make_response
 
 V1 = "/v1/"
 # OpenAI's status for limits that callers share, as that of the queue; its client tries again.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.online.http.calls import HttpCall, Message, Receive, Send
-from services.online.http.responses import Response, make_response
-from services.online.models.repository import Serving
+from mlctl.services.online.http.calls import HttpCall, Message, Receive, Send
+from mlctl.services.online.http.responses import Response, make_response
+from mlctl.services.online.models.repository import Serving
 
 OPENAPI_PATH = "/openapi.json"
 
@@ -26,8 +26,8 @@ class OpenApiPage:
         return make_response(200, b"application/json", self._text)
 
     def _make(self) -> bytes:
-        from services.online.openapi.document import document, to_text
-        from services.online.openapi.model import describe
+        from mlctl.services.online.openapi.document import document, to_text
+        from mlctl.services.online.openapi.model import describe
 
         serving = self._serving
         models = [

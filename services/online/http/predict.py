@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
-from services.online.batching.admission import Hold
-from services.online.http.calls import CallHandler, HttpCall, Message, Receive, Send
-from services.online.http.declaration import argument_names, predict_routes
-from services.online.http.responses import error_response, make_response
-from services.online.models.repository import Serving
-from services.online.models.served_model import ServedModel
-from services.online.observability.calls import PREDICT
-from services.protocol.json_body import parse_document
-from services.protocol.json_data import decode_data, decode_nullable, encode_data
-from services.protocol.priority import PRIORITY_HEADER, Priority, parse_priority
-from services.protocol.wire import declare, invalid, shown
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
+from mlctl.services.online.batching.admission import Hold
+from mlctl.services.online.http.calls import CallHandler, HttpCall, Message, Receive, Send
+from mlctl.services.online.http.declaration import argument_names, predict_routes
+from mlctl.services.online.http.responses import error_response, make_response
+from mlctl.services.online.models.repository import Serving
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.observability.calls import PREDICT
+from mlctl.services.protocol.json_body import parse_document
+from mlctl.services.protocol.json_data import decode_data, decode_nullable, encode_data
+from mlctl.services.protocol.priority import PRIORITY_HEADER, Priority, parse_priority
+from mlctl.services.protocol.wire import declare, invalid, shown
 
 # The arguments are read on the event loop, at about a microsecond for each value.
 MAX_VALUES = 1 << 20

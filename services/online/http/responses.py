@@ -11,8 +11,8 @@ from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.security.public import THROTTLED
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.security.public import THROTTLED
 
 Headers = list[tuple[bytes, bytes]]
 _JSON = b"application/json"

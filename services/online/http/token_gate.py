@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from bundle.errors import MlctlError
-from services.online.http.calls import CLIENT, App, HttpCall, Message, Receive, Send
-from services.online.http.inference import InferHandler
-from services.online.http.openai_errors import V1, openai_error
-from services.online.http.responses import Response
-from services.online.observability.calls import RequestRecord
-from services.runtime.access import Access
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.http.calls import CLIENT, App, HttpCall, Message, Receive, Send
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.http.openai_errors import V1, openai_error
+from mlctl.services.online.http.responses import Response
+from mlctl.services.online.observability.calls import RequestRecord
+from mlctl.services.runtime.access import Access
 
 # Probes have no token, and their answers reveal nothing else.
 PROBES = frozenset(

@@ -17,11 +17,16 @@ from threading import Lock
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from bundle.latency import SERVED_EDGES_MS
-from services.online.metrics.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
-from services.online.metrics.tally import Tally
-from services.online.metrics.triton import TritonNames
-from services.runtime.features import FeatureLookup
+from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.services.online.metrics.exposition import (
+    CounterSink,
+    Exposition,
+    GaugeSink,
+    HistogramSink,
+)
+from mlctl.services.online.metrics.tally import Tally
+from mlctl.services.online.metrics.triton import TritonNames
+from mlctl.services.runtime.features import FeatureLookup
 
 OK = "ok"
 GONE = "gone"

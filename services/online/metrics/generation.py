@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from bundle.latency import (
+from mlctl.bundle.latency import (
     FIRST_TOKEN_EDGES_MS,
     TOKEN_EDGES_MS,
     TPOT_METRIC,
     TTFT_METRIC,
 )
-from services.online.metrics.counts import Distribution
-from services.online.metrics.exposition import CounterSink, Exposition, GaugeSink, HistogramSink
+from mlctl.services.online.metrics.counts import Distribution
+from mlctl.services.online.metrics.exposition import (
+    CounterSink,
+    Exposition,
+    GaugeSink,
+    HistogramSink,
+)
 
 _PROMPT_TOKENS, _GENERATED_TOKENS = "mlctl_prompt_tokens", "mlctl_generated_tokens"
 _TIMES = {

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from services.online.metrics.exposition import CounterSink
-from services.online.metrics.tally import Tally
+from mlctl.services.online.metrics.exposition import CounterSink
+from mlctl.services.online.metrics.tally import Tally
 
 # What the statistics say, too: Triton numbers versions, and a server has one of its model.
 TRITON_VERSION = "1"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from bundle import __version__
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import TensorSpec
-from services.online.models.repository import Serving
-from services.online.models.served_model import ServedModel
-from services.protocol.json_body import parse_object
-from services.protocol.wire import invalid
+from mlctl.bundle import __version__
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import TensorSpec
+from mlctl.services.online.models.repository import Serving
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.protocol.json_body import parse_object
+from mlctl.services.protocol.wire import invalid
 
 PLATFORM = "onnxruntime_onnx"
 # The platform of several models that are served under one name and digest.

@@ -12,20 +12,20 @@ from collections.abc import Mapping
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import MlctlError
-from bundle.tensors import NO_MISSING
-from services.online.batching.model_executor import forward, one_piece
-from services.online.batching.scheduler import Limits, Priority, deadline_exceeded
-from services.online.batching.split import Cancellable, Waiter
-from services.online.metrics.counts import Metrics
-from services.online.models.served_model import ModelPhase, ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.wire import InferRequest
-from services.runtime.bento_layout import BentoContents
-from services.runtime.input_checks import check_inputs
-from services.runtime.padding import Arrays
-from services.runtime.pipeline import with_stage
-from services.runtime.streaming import Answer, AnswerStream
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import NO_MISSING
+from mlctl.services.online.batching.model_executor import forward, one_piece
+from mlctl.services.online.batching.scheduler import Limits, Priority, deadline_exceeded
+from mlctl.services.online.batching.split import Cancellable, Waiter
+from mlctl.services.online.metrics.counts import Metrics
+from mlctl.services.online.models.served_model import ModelPhase, ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.wire import InferRequest
+from mlctl.services.runtime.bento_layout import BentoContents
+from mlctl.services.runtime.input_checks import check_inputs
+from mlctl.services.runtime.padding import Arrays
+from mlctl.services.runtime.pipeline import with_stage
+from mlctl.services.runtime.streaming import Answer, AnswerStream
 
 
 class ServedPipeline(ServedModel):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from services.online.models.precomputed_metrics import (
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.models.precomputed_metrics import (
     DOWN,
     FOREIGN,
     HIT,
@@ -22,19 +22,19 @@ from services.online.models.precomputed_metrics import (
     STALE,
     PrecomputedMetrics,
 )
-from services.precomputed.base import PrecomputedRow
-from services.precomputed.lookup import FoundRows, Lookup
-from services.precomputed.row_codec import RowCodec
-from services.precomputed.store_urls import open_store
-from services.protocol.priority import Priority
-from services.protocol.wire import InferRequest, invalid, shown
-from services.runtime.bento_layout import ModelIdentity
-from services.runtime.padding import Arrays
-from services.runtime.streaming import Answer
+from mlctl.services.precomputed.base import PrecomputedRow
+from mlctl.services.precomputed.lookup import FoundRows, Lookup
+from mlctl.services.precomputed.row_codec import RowCodec
+from mlctl.services.precomputed.store_urls import open_store
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.protocol.wire import InferRequest, invalid, shown
+from mlctl.services.runtime.bento_layout import ModelIdentity
+from mlctl.services.runtime.padding import Arrays
+from mlctl.services.runtime.streaming import Answer
 
 if TYPE_CHECKING:
-    from services.online.batching.model_executor import ModelExecutor
-    from services.online.settings import ServerSettings
+    from mlctl.services.online.batching.model_executor import ModelExecutor
+    from mlctl.services.online.settings import ServerSettings
 
 Submit = Callable[[Arrays, float, Priority], asyncio.Future[Answer]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from services.online.metrics.counts import Distribution
-from services.online.metrics.exposition import CounterSink, Exposition, HistogramSink
+from mlctl.services.online.metrics.counts import Distribution
+from mlctl.services.online.metrics.exposition import CounterSink, Exposition, HistogramSink
 
 HIT, MISS, STALE, FOREIGN, DOWN = "hit", "miss", "stale", "foreign", "down"
 _SECONDS = (

@@ -13,16 +13,16 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import require_packages
-from bundle.verify import VerifiedBundle
-from services.online.batching.admission import Inflight
-from services.online.models.pipeline import ServedPipeline
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.wire import shown
-from services.runtime.bento_layout import BentoContents
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import require_packages
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.admission import Inflight
+from mlctl.services.online.models.pipeline import ServedPipeline
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.wire import shown
+from mlctl.services.runtime.bento_layout import BentoContents
 
 
 class ModelRepository:
@@ -156,6 +156,6 @@ def _served(bundle: VerifiedBundle, settings: ServerSettings, **shared: Any) -> 
         return ServedModel(bundle, settings, **shared)
     # Only the images of language models have its packages.
     require_packages("generate", "llguidance", "tokenizers")
-    from services.online.models.generator import ServedGenerator
+    from mlctl.services.online.models.generator import ServedGenerator
 
     return ServedGenerator(bundle, settings, **shared)

@@ -2,7 +2,7 @@
 
 Nothing is answered before `start` has returned and nothing after `stop` was called.
 HTTP, gRPC and BentoML's own API all call the model through `infer`. Several models of one
-process are held together by `services.online.models.repository`.
+process are held together by `mlctl.services.online.models.repository`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import NoReturn
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Signature
-from bundle.verify import VerifiedBundle
-from services.online.batching.admission import Inflight, too_many_bytes
-from services.online.batching.executor import Answer, BatchExecutor, Cancellable, Waiter
-from services.online.batching.model_executor import ModelExecutor, forward
-from services.online.batching.scheduler import LARGE_ROWS, Limits, Priority, QueueFullError
-from services.online.batching.stepwise import StepwiseExecutor
-from services.online.metrics.counts import Metrics
-from services.online.metrics.tally import Tally
-from services.online.models.precomputed import PrecomputedLookup, open_precomputed
-from services.online.observability.calls import outcome_of
-from services.online.observability.observer import Observer, open_observer
-from services.online.settings import ServerSettings
-from services.protocol.wire import InferRequest, shown
-from services.runtime.access import Access
-from services.runtime.batch_costs import BatchCosts
-from services.runtime.input_checks import add_absent
-from services.runtime.padding import MAX_MEASURED_ROWS, LengthPadding
-from services.runtime.scorer import Scorer
-from services.runtime.streaming import AnswerStream
-from services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Signature
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.admission import Inflight, too_many_bytes
+from mlctl.services.online.batching.executor import Answer, BatchExecutor, Cancellable, Waiter
+from mlctl.services.online.batching.model_executor import ModelExecutor, forward
+from mlctl.services.online.batching.scheduler import LARGE_ROWS, Limits, Priority, QueueFullError
+from mlctl.services.online.batching.stepwise import StepwiseExecutor
+from mlctl.services.online.metrics.counts import Metrics
+from mlctl.services.online.metrics.tally import Tally
+from mlctl.services.online.models.precomputed import PrecomputedLookup, open_precomputed
+from mlctl.services.online.observability.calls import outcome_of
+from mlctl.services.online.observability.observer import Observer, open_observer
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.wire import InferRequest, shown
+from mlctl.services.runtime.access import Access
+from mlctl.services.runtime.batch_costs import BatchCosts
+from mlctl.services.runtime.input_checks import add_absent
+from mlctl.services.runtime.padding import MAX_MEASURED_ROWS, LengthPadding
+from mlctl.services.runtime.scorer import Scorer
+from mlctl.services.runtime.streaming import AnswerStream
+from mlctl.services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
 
 # A batch that takes less is run on the event loop: the hop to a thread would cost more.
 _INLINE_SECONDS = 0.00025

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, TensorSpec
-from services.online.metrics.tally import Tally
-from services.online.metrics.triton import TRITON_VERSION
-from services.online.models.metadata import PLATFORM
-from services.online.models.served_model import ServedModel
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.services.online.metrics.tally import Tally
+from mlctl.services.online.metrics.triton import TRITON_VERSION
+from mlctl.services.online.models.metadata import PLATFORM
+from mlctl.services.online.models.served_model import ServedModel
 
 _BACKEND = "onnxruntime"
 _LANES = 2

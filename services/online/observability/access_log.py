@@ -21,9 +21,9 @@ from typing import Protocol
 
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.observability.calls import RequestRecord, status_of
-from services.online.observability.traceparent import plain_trace_ids, trace_id
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.observability.calls import RequestRecord, status_of
+from mlctl.services.online.observability.traceparent import plain_trace_ids, trace_id
 
 # More than a worker answers in a second: the disk may be slow.
 MAX_WAITING = 50_000

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from bundle.sampling import Sampling
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.bundle.sampling import Sampling
 
 OK = "ok"
 GONE = "gone"

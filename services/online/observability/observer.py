@@ -12,19 +12,19 @@ from typing import Any, Protocol
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from bundle.clock import Clock
-from bundle.sampling import Sampling
-from bundle.tensors import Signature
-from services.online.batching.executor import Answer
-from services.online.metrics.exposition import CounterSink, Exposition
-from services.online.observability.access_log import AccessLog, open_output
-from services.online.observability.calls import OK, RequestRecord, outcome_of
-from services.online.observability.sampling import Recorder, SamplingControl
-from services.online.observability.segments import SegmentWriter
-from services.online.observability.settings import OFF, ObserveSettings
-from services.online.observability.slow_log import SlowLog
-from services.online.observability.traceparent import is_sampled
-from services.online.observability.tracing import Tracing, is_enabled, open_tracing
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.sampling import Sampling
+from mlctl.bundle.tensors import Signature
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.metrics.exposition import CounterSink, Exposition
+from mlctl.services.online.observability.access_log import AccessLog, open_output
+from mlctl.services.online.observability.calls import OK, RequestRecord, outcome_of
+from mlctl.services.online.observability.sampling import Recorder, SamplingControl
+from mlctl.services.online.observability.segments import SegmentWriter
+from mlctl.services.online.observability.settings import OFF, ObserveSettings
+from mlctl.services.online.observability.slow_log import SlowLog
+from mlctl.services.online.observability.traceparent import is_sampled
+from mlctl.services.online.observability.tracing import Tracing, is_enabled, open_tracing
 
 Arrays = Mapping[str, np.ndarray]
 TICK_SECONDS = 0.2

@@ -1,7 +1,7 @@
 """Choose the requests whose tensors are recorded, and write them to disk.
 
 The settings decide, or a control file while it exists, which all workers of a running server read:
-how much to record, and until when. The selection is `bundle.sampling.is_sampled`, so that two
+how much to record, and until when. The selection is `mlctl.bundle.sampling.is_sampled`, so that two
 servers that get the same requests record the same ones.
 """
 
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.clock import Clock
-from bundle.errors import MlctlError
-from bundle.sampling import Sampling, is_sampled
-from services.online.observability.backlog import Backlog
-from services.online.observability.calls import RecordedPayload, RequestRecord
-from services.online.observability.segments import SegmentWriter
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.sampling import Sampling, is_sampled
+from mlctl.services.online.observability.backlog import Backlog
+from mlctl.services.online.observability.calls import RecordedPayload, RequestRecord
+from mlctl.services.online.observability.segments import SegmentWriter
 
 Arrays = Mapping[str, np.ndarray]
 # Limits of what is not on disk yet; a segment is written when it has a part of that.

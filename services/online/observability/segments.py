@@ -1,4 +1,4 @@
-"""Payloads as Parquet: the columns that `bundle.sampling` promises, whole files or none.
+"""Payloads as Parquet: the columns that `mlctl.bundle.sampling` promises, whole files or none.
 
 pyarrow is imported here only, and only by a server that records.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
-from bundle.sampling import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import install_hint
+from mlctl.bundle.sampling import (
     AT,
     DIGEST,
     INPUT_PREFIX,
@@ -28,8 +28,8 @@ from bundle.sampling import (
     SEGMENT_SUFFIX,
     Sampling,
 )
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.observability.calls import RecordedPayload
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.observability.calls import RecordedPayload
 
 _TEMPORARY_SUFFIX = ".tmp"
 # What a killed worker left unfinished.

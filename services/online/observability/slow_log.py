@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from services.online.observability.backlog import Backlog
-from services.online.observability.calls import RequestRecord
+from mlctl.services.online.observability.backlog import Backlog
+from mlctl.services.online.observability.calls import RequestRecord
 
 _MAX_WAITING = 4096
 _LINES = 10

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import install_hint
-from services.online.observability.backlog import Backlog
-from services.online.observability.calls import GONE, GRPC, OK, PREDICT, RequestRecord
-from services.online.observability.traceparent import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import install_hint
+from mlctl.services.online.observability.backlog import Backlog
+from mlctl.services.online.observability.calls import GONE, GRPC, OK, PREDICT, RequestRecord
+from mlctl.services.online.observability.traceparent import (
     TraceParent,
     parse_traceparent,
     parse_tracestate,

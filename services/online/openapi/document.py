@@ -8,8 +8,8 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from services.online.openapi.model import ApiModel, distinct, type_name
-from services.online.openapi.schemas import (
+from mlctl.services.online.openapi.model import ApiModel, distinct, type_name
+from mlctl.services.online.openapi.schemas import (
     Schema,
     described_schemas,
     error_codes,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from bundle import __version__
-from bundle.tensors import (
+from mlctl.bundle import __version__
+from mlctl.bundle.tensors import (
     DYNAMIC,
     NO_MISSING,
     Datatype,
@@ -17,7 +17,7 @@ from bundle.tensors import (
     Signature,
     TensorSpec,
 )
-from services.protocol.codec import is_sized_by_bytes
+from mlctl.services.protocol.codec import is_sized_by_bytes
 
 # Names that generated requests and answers have or use besides the tensors.
 _TAKEN = frozenset({"meta", "np", "npt", "self"})

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from bundle.errors import ERROR_TABLE
-from bundle.tensors import DYNAMIC, NO_MISSING, Datatype, MissingValues
-from services.online.openapi.model import ApiTensor
-from services.online.security.public import CALLERS
-from services.protocol.json_data import BINARY_ONLY
-from services.protocol.keys import MAX_KEY_CHARS, MAX_KEYS
-from services.protocol.wire import MAX_ELEMENTS
+from mlctl.bundle.errors import ERROR_TABLE
+from mlctl.bundle.tensors import DYNAMIC, NO_MISSING, Datatype, MissingValues
+from mlctl.services.online.openapi.model import ApiTensor
+from mlctl.services.online.security.public import CALLERS
+from mlctl.services.protocol.json_data import BINARY_ONLY
+from mlctl.services.protocol.keys import MAX_KEY_CHARS, MAX_KEYS
+from mlctl.services.protocol.wire import MAX_ELEMENTS
 
 Schema = dict[str, Any]
 _LONGEST_EXAMPLE = 64

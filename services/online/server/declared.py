@@ -13,12 +13,12 @@ from typing import Any
 
 import bentoml
 
-from bundle.errors import MlctlError
-from bundle.tls import CIPHERS, TlsFiles
-from services.online.http.declaration import declare_predict, predict_routes
-from services.online.server.workers import explain, prepare_server
-from services.online.settings import ServerSettings
-from services.runtime.bento_layout import BentoContents
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tls import CIPHERS, TlsFiles
+from mlctl.services.online.http.declaration import declare_predict, predict_routes
+from mlctl.services.online.server.workers import explain, prepare_server
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.bento_layout import BentoContents
 
 
 def declare_service(

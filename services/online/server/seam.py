@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import bentoml
 
-from bundle.errors import MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.calls import App
-from services.online.http.connection import accept_loop as accepting
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.declaration import ROUTE
-from services.online.http.inference import InferHandler
-from services.online.http.invocations import INVOCATIONS, PING, SageMakerApp
-from services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
-from services.online.http.predict import PredictApp
-from services.online.http.token_gate import TokenGate
-from services.online.metrics.triton import as_counters
-from services.online.models.repository import Serving, serving_of
-from services.online.server.declared import declare_service
-from services.online.server.patches import hide_tracebacks, make_bento_app, use_protocol
-from services.online.server.watchdog import Watchdog
-from services.online.server.workers import (
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.calls import App
+from mlctl.services.online.http.connection import accept_loop as accepting
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.declaration import ROUTE
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.http.invocations import INVOCATIONS, PING, SageMakerApp
+from mlctl.services.online.http.openapi_page import OPENAPI_PATH, OpenApiPage
+from mlctl.services.online.http.predict import PredictApp
+from mlctl.services.online.http.token_gate import TokenGate
+from mlctl.services.online.metrics.triton import as_counters
+from mlctl.services.online.models.repository import Serving, serving_of
+from mlctl.services.online.server.declared import declare_service
+from mlctl.services.online.server.patches import hide_tracebacks, make_bento_app, use_protocol
+from mlctl.services.online.server.watchdog import Watchdog
+from mlctl.services.online.server.workers import (
     explain,
     forget_dead_workers,
     is_worker,
@@ -39,11 +39,11 @@ from services.online.server.workers import (
     stop_supervisor,
     supervisor,
 )
-from services.online.settings import ServerSettings
-from services.runtime.bento_layout import BentoContents
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.bento_layout import BentoContents
 
 if TYPE_CHECKING:
-    from services.online.http.generate import GenerateApp
+    from mlctl.services.online.http.generate import GenerateApp
 
 # For calls that do not ask the model, and for bodies that are still arriving: the model's requests
 # are answered within their deadlines before.
@@ -68,7 +68,7 @@ class Front:
         self._sagemaker = SageMakerApp(serving)
         self._generate: GenerateApp | None = None
         if any(each.generates for each in serving.models):
-            from services.online.http.generate import GenerateApp
+            from mlctl.services.online.http.generate import GenerateApp
 
             self._generate = GenerateApp(serving, *handlers)
 

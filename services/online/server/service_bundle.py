@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import verify
-from services.online.settings import ServerSettings
-from services.runtime.bento_layout import (
+import mlctl
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import verify
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.bento_layout import (
     MODEL_FOLDER,
     MODELS_FILE,
     BentoContents,
     is_bundle,
     read_contents,
 )
-from services.runtime.signing import require_signed
+from mlctl.services.runtime.signing import require_signed
 
-BESIDE = Path(__file__).resolve().parents[3]
+BESIDE = Path(str(mlctl.__file__)).parents[1]
 
 
 def find_bundles(settings: ServerSettings, beside: Path = BESIDE) -> BentoContents:

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import psutil
 
-from bundle.child_process import describe_exit, is_crash
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from services.online.ports import reserve_port
-from services.online.server.patches import (
+from mlctl.bundle.child_process import describe_exit, is_crash
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.services.online.ports import reserve_port
+from mlctl.services.online.server.patches import (
     replace_workers_in_containers,
     use_monotonic_clock,
     watch_workers,
 )
-from services.online.settings import ServerSettings
+from mlctl.services.online.settings import ServerSettings
 
 _COUNTS = "MLCTL_COUNTS_DIR"
 _SUPERVISOR = "MLCTL_SUPERVISOR_PID"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import (
     DYNAMIC,
     NO_MISSING,
     Datatype,
@@ -19,7 +19,7 @@ from bundle.tensors import (
     Signature,
     TensorSpec,
 )
-from services.runtime.tabular.casts import is_text, plain_type
+from mlctl.services.runtime.tabular.casts import is_text, plain_type
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from services.runtime.input_checks import absent_rows
-from services.runtime.tabular.casts import Misfits, cast, memory, plain
-from services.runtime.tabular.input_columns import InputColumns, is_list
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.services.runtime.input_checks import absent_rows
+from mlctl.services.runtime.tabular.casts import Misfits, cast, memory, plain
+from mlctl.services.runtime.tabular.input_columns import InputColumns, is_list
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.packages import installed_version
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.packages import installed_version
 
 DISTRIBUTIONS = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
 _PROVIDER_LIBRARY = "capi/libonnxruntime_providers_tensorrt.so"

@@ -1,7 +1,7 @@
 """Run TensorRT in a worker process, because it can crash or block the process that uses it.
 
-The worker (`services.runtime.engine_worker`) reads one request from stdin and writes one line of
-JSON: a `result`, `rejected` or `unavailable`. A worker that ends without one has crashed.
+The worker (`mlctl.services.runtime.engine_worker`) reads one request from stdin and writes one
+line of JSON: a `result`, `rejected` or `unavailable`. A worker that ends without one has crashed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from bundle.child_process import describe_exit
-from services.runtime.tensorrt.profile import Profile
+from mlctl.bundle.child_process import describe_exit
+from mlctl.services.runtime.tensorrt.profile import Profile
 
 # TensorRT for desktop GPUs: the same importer and builder, but it builds without a GPU.
 LIBRARY = "tensorrt_rtx"
@@ -80,7 +80,7 @@ def run_worker(command: Command, request: Mapping[str, Any], timeout_s: float) -
                 sys.executable,
                 "-P",
                 "-m",
-                "services.runtime.engine_worker",
+                "mlctl.services.runtime.engine_worker",
                 command,
                 str(os.getpid()),
             ],

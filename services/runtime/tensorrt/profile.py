@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bundle.manifest import Batching
-from bundle.tensors import DYNAMIC
+from mlctl.bundle.manifest import Batching
+from mlctl.bundle.tensors import DYNAMIC
 
 PROVIDER = "tensorrt"
 Shape = tuple[int, ...]

@@ -12,17 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bundle.clock import Clock, SystemClock
-from bundle.entries import Entry, Key, fetch_or_build
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import sha256_file
-from bundle.home import state_dir
-from bundle.manifest import Batching, canonical_json
-from bundle.packages import install_hint, installed_version
-from services.runtime.onnx_graph import read_graph
-from services.runtime.tensorrt.machine import Gpu, find_gpu, provider_problem, tensorrt_version
-from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
-from services.runtime.tensorrt.profile import (
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.entries import Entry, Key, fetch_or_build
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import sha256_file
+from mlctl.bundle.home import state_dir
+from mlctl.bundle.manifest import Batching, canonical_json
+from mlctl.bundle.packages import install_hint, installed_version
+from mlctl.services.runtime.onnx_graph import read_graph
+from mlctl.services.runtime.tensorrt.machine import (
+    Gpu,
+    find_gpu,
+    provider_problem,
+    tensorrt_version,
+)
+from mlctl.services.runtime.tensorrt.process import Cause, WorkerError, run_worker
+from mlctl.services.runtime.tensorrt.profile import (
     DEFAULT_LENGTHS,
     PROVIDER,
     Profile,

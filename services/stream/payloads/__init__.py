@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import NO_MISSING, MissingValues, Signature
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import NO_MISSING, MissingValues, Signature
 
 if TYPE_CHECKING:
-    from services.stream.base import Payload
+    from mlctl.services.stream.base import Payload
 
 # Near the brokers' own limits; a message is in memory several times while it is scored.
 MAX_BYTES = 8 << 20
@@ -24,9 +24,9 @@ KEEP_ALL = "*"
 # Each module has `open_payload(request, signature)`.
 BY_NAME: Mapping[str, str] = MappingProxyType(
     {
-        "json": "services.stream.payloads.jsonrows",
-        "raw": "services.stream.payloads.raw",
-        "avro": "services.stream.payloads.avro",
+        "json": "mlctl.services.stream.payloads.jsonrows",
+        "raw": "mlctl.services.stream.payloads.raw",
+        "avro": "mlctl.services.stream.payloads.avro",
     }
 )
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import orjson
 
-from bundle.errors import MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.protocol.codec import V2Codec
-from services.protocol.json_body import parse_object
-from services.protocol.json_data import encode_data
-from services.protocol.wire import invalid
-from services.stream.base import Decoded
-from services.stream.payloads import PayloadRequest
-from services.stream.payloads.objects import Carried, ObjectReader
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.json_body import parse_object
+from mlctl.services.protocol.json_data import encode_data
+from mlctl.services.protocol.wire import invalid
+from mlctl.services.stream.base import Decoded
+from mlctl.services.stream.payloads import PayloadRequest
+from mlctl.services.stream.payloads.objects import Carried, ObjectReader
 
 # Messages that are parsed together: their numbers fit into the processor's cache.
 _BLOCK = 128

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bundle.errors import MlctlError
-from bundle.tensors import DYNAMIC, Signature, TensorSpec
-from services.protocol.json_data import STRUCT_CODES, decode_data, decode_nullable
-from services.protocol.wire import Declared, declare, invalid
-from services.runtime.input_checks import absent_rows
-from services.stream.base import Decoded
-from services.stream.payloads import KEEP_ALL, PayloadRequest
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Signature, TensorSpec
+from mlctl.services.protocol.json_data import STRUCT_CODES, decode_data, decode_nullable
+from mlctl.services.protocol.wire import Declared, declare, invalid
+from mlctl.services.runtime.input_checks import absent_rows
+from mlctl.services.stream.base import Decoded
+from mlctl.services.stream.payloads import KEEP_ALL, PayloadRequest
 
 # Fewer messages than this are read one by one to find the one at fault.
 _FEW = 8

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.stream.base import Decoded
-from services.stream.payloads import PayloadRequest
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.stream.base import Decoded
+from mlctl.services.stream.payloads import PayloadRequest
 
 
 class RawPayload:

@@ -6,20 +6,20 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import StreamUrl, Transport
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import StreamUrl, Transport
 
-_TABLE = "services.stream.transports.table"
-_WEBHOOK = "services.stream.transports.webhook"
-# Each module has a `transport`, a services.stream.base.Transport.
+_TABLE = "mlctl.services.stream.transports.table"
+_WEBHOOK = "mlctl.services.stream.transports.webhook"
+# Each module has a `transport`, a mlctl.services.stream.base.Transport.
 BY_SCHEME: Mapping[str, str] = MappingProxyType(
     {
-        "sqlite": "services.stream.transports.sqlite",
-        "kafka": "services.stream.transports.kafka",
-        "redis": "services.stream.transports.redis",
-        "rediss": "services.stream.transports.redis",
-        "file": "services.stream.transports.lines",
-        "-": "services.stream.transports.lines",
+        "sqlite": "mlctl.services.stream.transports.sqlite",
+        "kafka": "mlctl.services.stream.transports.kafka",
+        "redis": "mlctl.services.stream.transports.redis",
+        "rediss": "mlctl.services.stream.transports.redis",
+        "file": "mlctl.services.stream.transports.lines",
+        "-": "mlctl.services.stream.transports.lines",
         "postgresql": _TABLE,
         "postgres": _TABLE,
         "https": _WEBHOOK,

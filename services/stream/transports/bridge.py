@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
@@ -18,7 +18,7 @@ from services.stream.base import (
     StreamConnection,
     StreamUrl,
 )
-from services.stream.transports import transport_of
+from mlctl.services.stream.transports import transport_of
 
 # Transports that cannot commit answers and position in one step.
 _LINES = frozenset({"file", "-"})

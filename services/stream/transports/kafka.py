@@ -10,8 +10,8 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
@@ -22,16 +22,16 @@ from services.stream.base import (
     StreamUrl,
     Transport,
 )
-from services.stream.transports.bridge import bridged
-from services.stream.transports.kafka_client import (
+from mlctl.services.stream.transports.bridge import bridged
+from mlctl.services.stream.transports.kafka_client import (
     FENCED,
     TIMEOUT_S,
     make_client,
     partitions_of,
     translate_errors,
 )
-from services.stream.transports.kafka_consumer import LOST, GroupConsumer
-from services.stream.transports.kafka_producer import KafkaProducer
+from mlctl.services.stream.transports.kafka_consumer import LOST, GroupConsumer
+from mlctl.services.stream.transports.kafka_producer import KafkaProducer
 
 # Messages that are read at once, and seconds to wait for the first of them.
 _PAGE, _WAIT_S = 1000, 0.05

@@ -11,8 +11,8 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import StreamUrl
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import StreamUrl
 
 # MLCTL_KAFKA_SASL_PASSWORD is the property sasl.password.
 ENVIRONMENT = "MLCTL_KAFKA_"

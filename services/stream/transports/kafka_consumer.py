@@ -16,8 +16,8 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as RawMessage
 
-from bundle.errors import ErrorCode
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
@@ -25,7 +25,7 @@ from services.stream.base import (
     Message,
     StreamConnection,
 )
-from services.stream.transports.kafka_client import (
+from mlctl.services.stream.transports.kafka_client import (
     TIMEOUT_S,
     ClientHealth,
     make_client,

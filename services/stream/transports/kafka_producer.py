@@ -10,10 +10,10 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as RawMessage
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import LEFT_OUT, is_dead_letter
-from services.stream.base import Outgoing, RejectedAnswersError, StreamUrl
-from services.stream.transports.kafka_client import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.answer_headers import LEFT_OUT, is_dead_letter
+from mlctl.services.stream.base import Outgoing, RejectedAnswersError, StreamUrl
+from mlctl.services.stream.transports.kafka_client import (
     TIMEOUT_S,
     ClientHealth,
     make_client,

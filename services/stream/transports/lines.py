@@ -27,9 +27,9 @@ from typing import Any, Self
 
 import orjson
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import NO_SPACE, write_atomic
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import NO_SPACE, write_atomic
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,

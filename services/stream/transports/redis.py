@@ -24,9 +24,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import LEFT_OUT, OURS, is_dead_letter
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.answer_headers import LEFT_OUT, OURS, is_dead_letter
+from mlctl.services.stream.base import (
     ABANDONED_SECONDS,
     Commit,
     ConnectionRequest,
@@ -43,7 +43,7 @@ from services.stream.base import (
     group_in_use,
     no_group,
 )
-from services.stream.transports import redis_scripts as scripts
+from mlctl.services.stream.transports import redis_scripts as scripts
 
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
 _OPTIONS = (*_TLS_OPTIONS, "idle_s", "field", "trim")

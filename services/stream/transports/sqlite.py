@@ -23,9 +23,9 @@ from uuid import uuid4
 
 import orjson
 
-from bundle.clock import Clock, SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import (
+from mlctl.bundle.clock import Clock, SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import (
     ABANDONED_SECONDS,
     Commit,
     ConnectionRequest,

@@ -16,13 +16,13 @@ from urllib.parse import quote, urlencode
 import orjson
 import pyarrow as pa
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.os_errors import translate_os_error
-from services.batch.databases.base import Database, TableRef
-from services.batch.databases.drivers import open_database
-from services.batch.databases.upsert import upsert
-from services.stream.answer_headers import DIGEST, MODEL, SOURCE, headers_of_answer
-from services.stream.base import Outgoing, RejectedAnswersError, StreamUrl, Transport
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.os_errors import translate_os_error
+from mlctl.services.batch.databases.base import Database, TableRef
+from mlctl.services.batch.databases.drivers import open_database
+from mlctl.services.batch.databases.upsert import upsert
+from mlctl.services.stream.answer_headers import DIGEST, MODEL, SOURCE, headers_of_answer
+from mlctl.services.stream.base import Outgoing, RejectedAnswersError, StreamUrl, Transport
 
 KEY_COLUMN = "mlctl_source"
 _TABLE_HINT = (

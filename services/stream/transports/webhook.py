@@ -15,10 +15,10 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from bundle import __version__
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import DIGEST, MODEL, SOURCE, headers_of_answer
-from services.stream.base import (
+from mlctl.bundle import __version__
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.answer_headers import DIGEST, MODEL, SOURCE, headers_of_answer
+from mlctl.services.stream.base import (
     Outgoing,
     RejectedAnswersError,
     RetryLaterError,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.openapi.model import ApiModel, describe
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.openapi.model import ApiModel, describe
 
 DIGEST = "ab12" * 16
 

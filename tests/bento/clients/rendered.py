@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bento.clients.languages import python_files, write_files
-from services.online.openapi.model import ApiModel
+from mlctl.bento.clients.languages import python_files, write_files
+from mlctl.services.online.openapi.model import ApiModel
 
 
 def load_client(model: ApiModel, folder: Path) -> Any:

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from bento.clients.languages import openapi_files
-from bundle.errors import MlctlError
-from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
-from services.online.openapi.document import document
-from services.online.openapi.model import describe
-from services.online.openapi.schemas import request_schema
-from services.protocol.codec import V2Codec
+from mlctl.bento.clients.languages import openapi_files
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
+from mlctl.services.online.openapi.document import document
+from mlctl.services.online.openapi.model import describe
+from mlctl.services.online.openapi.schemas import request_schema
+from mlctl.services.protocol.codec import V2Codec
 from tests.bento.clients.models import DIGEST, every_datatype, odd
 from tests.support.serving import Server
 

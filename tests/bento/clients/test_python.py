@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bento.clients.languages import python_files, write_files
-from bento.clients.source import find_source
-from bento.packaging import BuiltBento
-from services.online.openapi.model import ApiModel
+from mlctl.bento.clients.languages import python_files, write_files
+from mlctl.bento.clients.source import find_source
+from mlctl.bento.packaging import BuiltBento
+from mlctl.services.online.openapi.model import ApiModel
 from tests.bento.clients.models import odd
 from tests.support.serving import Server
 

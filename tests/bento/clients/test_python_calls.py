@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import pytest
 
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.openapi.model import describe
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.openapi.model import describe
 from tests.bento.clients.rendered import load_client
 
 Handler = Callable[[httpx.Request], httpx.Response]

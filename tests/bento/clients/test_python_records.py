@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
-from services.online.openapi.model import describe
+from mlctl.bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
+from mlctl.services.online.openapi.model import describe
 from tests.bento.clients.rendered import load_client
 
 

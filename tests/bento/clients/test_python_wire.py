@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.tensors import Datatype
-from services.online.openapi.model import describe
-from services.protocol.codec import V2Codec
+from mlctl.bundle.tensors import Datatype
+from mlctl.services.online.openapi.model import describe
+from mlctl.services.protocol.codec import V2Codec
 from tests.bento.clients.models import DIGEST, every_datatype
 from tests.bento.clients.rendered import load_client
 

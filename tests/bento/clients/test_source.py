@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from bento.clients.source import find_source
-from bento.packaging import BuiltBento
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from loadtest.target import RemoteModel as Served
+from mlctl.bento.clients.source import find_source
+from mlctl.bento.packaging import BuiltBento
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.loadtest.target import RemoteModel as Served
 from tests.bento.clients.models import every_datatype
 from tests.support.serving import Server
 
@@ -42,7 +42,7 @@ def test_find_source__hostile_name_from_a_server__is_rejected(
     async def ask(*_: Any) -> Served:
         return Served(name, "1", every_datatype())
 
-    monkeypatch.setattr("bento.clients.source.describe_http", ask)
+    monkeypatch.setattr("mlctl.bento.clients.source.describe_http", ask)
     with pytest.raises(MlctlError, match="unsafe in code") as caught:
         find_source("http://localhost:1")
     assert caught.value.code is ErrorCode.INVALID_INPUT

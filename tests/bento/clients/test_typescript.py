@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from bento.clients.languages import typescript_files, write_files
-from bento.clients.source import find_source
-from bento.packaging import BuiltBento
-from services.online.openapi.model import ApiModel, describe
-from services.protocol.codec import V2Codec
+from mlctl.bento.clients.languages import typescript_files, write_files
+from mlctl.bento.clients.source import find_source
+from mlctl.bento.packaging import BuiltBento
+from mlctl.services.online.openapi.model import ApiModel, describe
+from mlctl.services.protocol.codec import V2Codec
 from tests.bento.clients.models import DIGEST, every_datatype, odd
 from tests.support.serving import Server
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from bento.containers.container import (
+from mlctl.bento.containers.container import (
     CONTAINERFILE,
     LOCK_NAME,
     SBOM_NAME,
@@ -27,14 +27,14 @@ from bento.containers.container import (
     default_base,
     write_context,
 )
-from bento.containers.lock import Lock, Package, Platform
-from bento.containers.resolve import lock_for, requirements_of
-from bento.packaging import BuiltBento
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME
-from bundle.verify import VerifiedBundle
-from cli.main import cli
-from services.runtime.bento_store import BentoInfo, find_bento
+from mlctl.bento.containers.lock import Lock, Package, Platform
+from mlctl.bento.containers.resolve import lock_for, requirements_of
+from mlctl.bento.packaging import BuiltBento
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.cli.main import cli
+from mlctl.services.runtime.bento_store import BentoInfo, find_bento
 from tests.support.bundles import expected
 from tests.support.image import run_image, served, tree_of, unpack_context
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bento.containers.containerfile import Image, containerfile
-from bundle.errors import MlctlError
+from mlctl.bento.containers.containerfile import Image, containerfile
+from mlctl.bundle.errors import MlctlError
 
 TAG = "digits:3f2a"
 BASE = "docker.io/library/python:3.11-slim-bookworm"

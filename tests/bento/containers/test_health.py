@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bento.containers import health
-from bundle.ports import free_ports
+from mlctl.bento.containers import health
+from mlctl.bundle.ports import free_ports
 
 
 @pytest.mark.parametrize(("mode", "code"), [("batch", 0), ("stream", 0), ("serve", 1)])

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from bento.containers.lock import Lock, Package, Platform, parse_lock
-from bento.containers.resolve import needs_of, resolve
-from bundle.errors import ErrorCode, MlctlError
-from bundle.files import sha256_file
-from bundle.packages import installed_version
+from mlctl.bento.containers.lock import Lock, Package, Platform, parse_lock
+from mlctl.bento.containers.resolve import needs_of, resolve
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.files import sha256_file
+from mlctl.bundle.packages import installed_version
 
 pytestmark = pytest.mark.slow
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bento.containers.lock import Lock, Package, Platform
-from bento.containers.resolve import complete
-from bento.containers.sbom import sbom_of
-from bundle.manifest import MANIFEST_NAME
-from bundle.verify import VerifiedBundle
-from services.runtime.bento_layout import combine_bundles
-from services.runtime.bento_store import BentoInfo
+from mlctl.bento.containers.lock import Lock, Package, Platform
+from mlctl.bento.containers.resolve import complete
+from mlctl.bento.containers.sbom import sbom_of
+from mlctl.bundle.manifest import MANIFEST_NAME
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.bento_layout import combine_bundles
+from mlctl.services.runtime.bento_store import BentoInfo
 from tests.support.bundles import make_bundle
 
 PACKAGES = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from bento.manifests.plan import ManifestModel, ManifestPlan, NetworkAccess, Scaling
-from bento.manifests.resources import estimate
-from bento.manifests.targets import ManifestTarget, TargetOptions, manifests
+from mlctl.bento.manifests.plan import ManifestModel, ManifestPlan, NetworkAccess, Scaling
+from mlctl.bento.manifests.resources import estimate
+from mlctl.bento.manifests.targets import ManifestTarget, TargetOptions, manifests
 
 # libyaml's loader, where PyYAML has it, takes a tenth of the time.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -16,9 +16,9 @@ from botocore.validate import ParamValidator  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bento.manifests.runner_plan import FINAL_EXIT_CODES, INTERRUPTED, RunnerPlan
-from bento.manifests.targets import RunnerTarget, runner_manifests
-from bundle.errors import MlctlError
+from mlctl.bento.manifests.runner_plan import FINAL_EXIT_CODES, INTERRUPTED, RunnerPlan
+from mlctl.bento.manifests.targets import RunnerTarget, runner_manifests
+from mlctl.bundle.errors import MlctlError
 from tests.bento.manifests.example_plans import IMAGE
 from tests.bento.manifests.test_runners import CRON, JOB
 

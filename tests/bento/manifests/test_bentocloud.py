@@ -6,8 +6,8 @@ from typing import Any
 from bentoml._internal.cloud.schemas.schemasv2 import CreateDeploymentSchema
 from bentoml._internal.utils.cattr import bentoml_cattr
 
-from bento.manifests.plan import ManifestPlan, Scaling
-from bento.manifests.targets import ManifestTarget, TargetOptions
+from mlctl.bento.manifests.plan import ManifestPlan, Scaling
+from mlctl.bento.manifests.targets import ManifestTarget, TargetOptions
 from tests.bento.manifests.example_plans import PLAN, documents
 
 

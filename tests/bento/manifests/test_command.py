@@ -10,9 +10,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner, Result
 
-from bento.packaging import BuiltBento
-from cli.commands.manifests import BELONGS
-from cli.main import cli
+from mlctl.bento.packaging import BuiltBento
+from mlctl.cli.commands.manifests import BELONGS
+from mlctl.cli.main import cli
 from tests.bento.manifests.example_plans import IMAGE
 from tests.support.schemas import faults
 

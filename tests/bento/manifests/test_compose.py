@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bento.manifests.plan import ManifestPlan
-from bento.manifests.targets import ManifestTarget
+from mlctl.bento.manifests.plan import ManifestPlan
+from mlctl.bento.manifests.targets import ManifestTarget
 from tests.bento.manifests.example_plans import FULL, PLAN, documents
 from tests.support.schemas import compose_faults, mutants
 

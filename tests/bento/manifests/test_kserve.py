@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from bento.manifests.plan import ManifestPlan, Scaling
-from bento.manifests.targets import Canary, KServeMode, ManifestTarget, TargetOptions
-from bundle.errors import MlctlError
+from mlctl.bento.manifests.plan import ManifestPlan, Scaling
+from mlctl.bento.manifests.targets import Canary, KServeMode, ManifestTarget, TargetOptions
+from mlctl.bundle.errors import MlctlError
 from tests.bento.manifests.example_plans import FULL, IMAGE, PLAN, documents
 from tests.support.schemas import faults, mutants
 

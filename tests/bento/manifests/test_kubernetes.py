@@ -7,13 +7,19 @@ from typing import Any
 import httpx
 import pytest
 
-from bento.manifests.plan import ManifestLayout, ManifestPlan, ManifestSlot, NetworkAccess, Scaling
-from bento.manifests.targets import ManifestTarget, manifests
-from bundle.errors import MlctlError
-from rollout.domain.kubernetes_target import KubernetesTarget as Rollout
-from rollout.domain.spec import Slot as Side
-from rollout.drivers.kubernetes import route as routes
-from rollout.drivers.kubernetes.route import Claim
+from mlctl.bento.manifests.plan import (
+    ManifestLayout,
+    ManifestPlan,
+    ManifestSlot,
+    NetworkAccess,
+    Scaling,
+)
+from mlctl.bento.manifests.targets import ManifestTarget, manifests
+from mlctl.bundle.errors import MlctlError
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget as Rollout
+from mlctl.rollout.domain.spec import Slot as Side
+from mlctl.rollout.drivers.kubernetes import route as routes
+from mlctl.rollout.drivers.kubernetes.route import Claim
 from tests.bento.manifests.example_plans import FULL, IMAGE, PLAN, documents
 from tests.support.schemas import faults, mutants
 from tests.support.serving import Server

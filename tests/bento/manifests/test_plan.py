@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bento.containers.containerfile import Image, containerfile
-from bento.manifests.plan import (
+from mlctl.bento.containers.containerfile import Image, containerfile
+from mlctl.bento.manifests.plan import (
     ManifestLayout,
     ManifestSlot,
     NetworkAccess,
@@ -15,8 +15,8 @@ from bento.manifests.plan import (
     name_of,
     settings_of,
 )
-from bento.manifests.targets import ManifestTarget, manifests
-from bundle.errors import ErrorCode, MlctlError
+from mlctl.bento.manifests.targets import ManifestTarget, manifests
+from mlctl.bundle.errors import ErrorCode, MlctlError
 from tests.bento.manifests.example_plans import PLAN
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bento.manifests.resources import estimate, read_bench
-from bundle.errors import ErrorCode, MlctlError
-from loadtest.figures import LatencyRecord, ServerUse, summarize
+from mlctl.bento.manifests.resources import estimate, read_bench
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.loadtest.figures import LatencyRecord, ServerUse, summarize
 
 DIGEST = "d" * 64
 

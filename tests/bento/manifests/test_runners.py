@@ -10,9 +10,9 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bento.manifests.plan import NetworkAccess, Scaling
-from bento.manifests.resources import runner_resources
-from bento.manifests.runner_plan import (
+from mlctl.bento.manifests.plan import NetworkAccess, Scaling
+from mlctl.bento.manifests.resources import runner_resources
+from mlctl.bento.manifests.runner_plan import (
     FINAL_EXIT_CODES,
     LagTrigger,
     Runner,
@@ -22,8 +22,8 @@ from bento.manifests.runner_plan import (
     lag_trigger,
     with_metrics,
 )
-from bento.manifests.targets import runner_manifests
-from bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.bento.manifests.targets import runner_manifests
+from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from tests.bento.manifests.example_plans import IMAGE, PLAN
 from tests.support.schemas import faults, mutants
 

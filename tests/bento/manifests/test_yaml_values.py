@@ -11,9 +11,9 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bento.manifests.plan import Scaling
-from bento.manifests.targets import KServeMode, ManifestTarget, TargetOptions
-from bento.manifests.yaml_values import yaml_value
+from mlctl.bento.manifests.plan import Scaling
+from mlctl.bento.manifests.targets import KServeMode, ManifestTarget, TargetOptions
+from mlctl.bento.manifests.yaml_values import yaml_value
 from tests.bento.manifests.example_plans import FULL, documents
 
 # Words with a meaning in YAML or Jinja2, and lines that would open another document.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.parity.compare import PathComparison, PathVerdict, compare, other_bits
-from loadtest.parity.paths import json_limitation, text_limitation
+from mlctl.loadtest.parity.compare import PathComparison, PathVerdict, compare, other_bits
+from mlctl.loadtest.parity.paths import json_limitation, text_limitation
 
 WANT = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
 

@@ -10,19 +10,19 @@ import httpx
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from loadtest.parity.batch_path import BatchPath
-from loadtest.parity.compare import PathVerdict
-from loadtest.parity.online_paths import open_online
-from loadtest.parity.paths import InferencePath, ParityCase
-from loadtest.parity.run import golden_inputs, is_exact, judge, open_served, parity_cases
-from loadtest.parity.stream_path import StreamPath
-from loadtest.target import Address
-from services.online.settings import ServerSettings, load_settings
-from services.runtime.pipeline_scorer import VerifiedPipeline
-from services.runtime.scorable import Scorable
-from services.runtime.scorer import Scorer
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.loadtest.parity.batch_path import BatchPath
+from mlctl.loadtest.parity.compare import PathVerdict
+from mlctl.loadtest.parity.online_paths import open_online
+from mlctl.loadtest.parity.paths import InferencePath, ParityCase
+from mlctl.loadtest.parity.run import golden_inputs, is_exact, judge, open_served, parity_cases
+from mlctl.loadtest.parity.stream_path import StreamPath
+from mlctl.loadtest.target import Address
+from mlctl.services.online.settings import ServerSettings, load_settings
+from mlctl.services.runtime.pipeline_scorer import VerifiedPipeline
+from mlctl.services.runtime.scorable import Scorable
+from mlctl.services.runtime.scorer import Scorer
 from tests.support.bundles import expected, make_bundle
 from tests.support.pairs import answer_of, make_pair_pipeline
 from tests.support.serving import Server

@@ -8,14 +8,14 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from bundle.tensors import Datatype
-from optimize.estimators import estimator, load_estimator
-from optimize.estimators.skops_file import load_skops
-from registry.catalog import ModelFormat
-from registry.mlflow_catalog import MlflowCatalog
-from registry.tracking import TRACKING_VARIABLE, configure_tracking
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.tensors import Datatype
+from mlctl.optimize.estimators import estimator, load_estimator
+from mlctl.optimize.estimators.skops_file import load_skops
+from mlctl.registry.catalog import ModelFormat
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.tracking import TRACKING_VARIABLE, configure_tracking
 from tests.support.estimators import customers, skops_source
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def log(model: Any, rows: Any, flavor: str, name: str, **options: Any) -> None:
     import mlflow
     from mlflow.models import infer_signature
 
-    from registry.quiet import quiet
+    from mlctl.registry.quiet import quiet
 
     with quiet(), mlflow.start_run():
         importlib.import_module(f"mlflow.{flavor}").log_model(

@@ -9,8 +9,8 @@ from sklearn.ensemble import BaggingRegressor, RandomForestRegressor, VotingRegr
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from optimize.estimators import EstimatorReference, load_estimator
-from services.runtime.session import open_session
+from mlctl.optimize.estimators import EstimatorReference, load_estimator
+from mlctl.services.runtime.session import open_session
 from tests.support.estimators import skops_source
 
 pytestmark = pytest.mark.slow

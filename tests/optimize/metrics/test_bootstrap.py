@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from optimize.metrics.bootstrap import bootstrap, canonical_order, weighted_mean
+from mlctl.optimize.metrics.bootstrap import bootstrap, canonical_order, weighted_mean
 
 
 def test_bootstrap__a_mean__has_the_normal_interval() -> None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from optimize.data import Rows
-from optimize.judge import run_rows
-from optimize.metrics.latency import BatchLatency, measure_interleaved, time_ratio
+from mlctl.optimize.data import Rows
+from mlctl.optimize.judge import run_rows
+from mlctl.optimize.metrics.latency import BatchLatency, measure_interleaved, time_ratio
 from tests.support.clock import ManualClock
 from tests.support.sessions import FunctionSession
 

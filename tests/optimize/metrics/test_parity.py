@@ -5,8 +5,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from bundle.output_kinds import OutputKind
-from optimize.metrics.parity import centred_cosine, compare
+from mlctl.bundle.output_kinds import OutputKind
+from mlctl.optimize.metrics.parity import centred_cosine, compare
 
 WANT = {"y": np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)}
 
@@ -50,7 +50,7 @@ def test_compare__a_few_rows_at_a_time__gives_what_all_at_once_give(
     found = {"y": want["y"] + random.normal(size=(9, 4, 3)).astype(np.float32) / 10}
     whole = compare(want, found)
     for values in (1, 30):
-        monkeypatch.setattr("optimize.data.rows._SLICE_VALUES", values)
+        monkeypatch.setattr("mlctl.optimize.data.rows._SLICE_VALUES", values)
         sliced = compare(want, found)
         assert sliced.max_abs_error == whole.max_abs_error
         assert sliced.relative_l2 == pytest.approx(whole.relative_l2, rel=1e-12)

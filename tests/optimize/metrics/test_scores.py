@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.data import Rows
-from optimize.metrics.scores import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.data import Rows
+from mlctl.optimize.metrics.scores import (
     CUSTOM_RESAMPLES,
     METRICS,
     Metric,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.proofs.adapter import adapt, order_outputs
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.proofs.adapter import adapt, order_outputs
 from tests.optimize.zoo import models
 
 ONE, TWO = torch.zeros(1), torch.ones(1)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimize.data import Rows
-from optimize.metrics.parity import compare
-from optimize.proofs.batch_contamination import Contamination, Run, measure_contamination
-from optimize.recipes.quantize.methods import dynamic_methods, static_methods
-from services.runtime.session import open_session
+from mlctl.optimize.data import Rows
+from mlctl.optimize.metrics.parity import compare
+from mlctl.optimize.proofs.batch_contamination import Contamination, Run, measure_contamination
+from mlctl.optimize.recipes.quantize.methods import dynamic_methods, static_methods
+from mlctl.services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import product_net, token_rows
 
 ROWS = token_rows(16)

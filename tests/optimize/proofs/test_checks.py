@@ -11,12 +11,12 @@ import pytest
 from onnx import TensorProto, helper
 from torch import nn
 
-import optimize.proofs.export
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.data import Rows, Tensors
-from optimize.proofs.checks import check_graph, check_parity, check_source, close
-from optimize.proofs.reference import TorchReference
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.proofs import export
+from mlctl.optimize.proofs.checks import check_graph, check_parity, check_source, close
+from mlctl.optimize.proofs.reference import TorchReference
 from tests.optimize.zoo.prove import signature_of
 from tests.support.sessions import FunctionSession
 
@@ -74,7 +74,7 @@ def test_check_graph__any_opset__is_returned(tmp_path: Path) -> None:
 def test_check_graph__another_opset__is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimize.proofs.export, "OPSET", 17)
+    monkeypatch.setattr(export, "OPSET", 17)
     made = signature_of(nn.Identity(), dict(ROWS.inputs), ("y",), {})
     with pytest.raises(MlctlError, match="opset version 17 is not supported"):
         TorchReference(nn.Identity(), made).export(tmp_path, ROWS.head(3).inputs)

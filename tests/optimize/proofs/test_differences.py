@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.proofs.differences import differing_rows
-from optimize.proofs.given_rows import check_given_rows, graph_fails
-from services.runtime.run_errors import RunError
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.proofs.differences import differing_rows
+from mlctl.optimize.proofs.given_rows import check_given_rows, graph_fails
+from mlctl.services.runtime.run_errors import RunError
 
 SCORES = np.array([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]])
 
@@ -39,7 +39,7 @@ def test_differing_rows__one_value_each__is_judged_by_its_own_size(
 def test_differing_rows__a_few_rows_at_a_time__sees_the_sizes_in_all(
     monkeypatch: pytest.MonkeyPatch, values: int
 ) -> None:
-    monkeypatch.setattr("optimize.data.rows._SLICE_VALUES", values)
+    monkeypatch.setattr("mlctl.optimize.data.rows._SLICE_VALUES", values)
     expected = np.array([[1.0, 1e-3], [1.0, 1e-3], [1.0, 1000.0]])
     found = expected + np.array([[0.0, 0.015], [0.0, 0.0], [0.0, 0.0]])
     assert rows(expected, found) == [True, False, False]

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.data import Rows
-from optimize.proofs.independence import is_row_independent
-from optimize.proofs.reference import TorchReference
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.data import Rows
+from mlctl.optimize.proofs.independence import is_row_independent
+from mlctl.optimize.proofs.reference import TorchReference
 from tests.optimize.zoo import models
 
 NUMBERS = np.random.default_rng(6).standard_normal((20, 4), dtype=np.float32)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from optimize.data import Rows
-from optimize.proofs.outlier_rows import distinct, outlier_batches
+from mlctl.optimize.data import Rows
+from mlctl.optimize.proofs.outlier_rows import distinct, outlier_batches
 
 
 def test_outliers__of_text__keep_room_for_longer_texts() -> None:

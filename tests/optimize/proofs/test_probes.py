@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from optimize.proofs.probes import (
+from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.optimize.proofs.probes import (
     FLOAT32_MAX,
     Exclusion,
     Probe,

@@ -11,13 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import InputConstraints
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from optimize.data import Rows
-from optimize.proofs.probes import FLOAT32_MAX, MAX_FEATURES
-from optimize.proofs.probing import ProbeResult, probe_model
-from services.runtime.run_errors import RunError
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import InputConstraints
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.optimize.data import Rows
+from mlctl.optimize.proofs.probes import FLOAT32_MAX, MAX_FEATURES
+from mlctl.optimize.proofs.probing import ProbeResult, probe_model
+from mlctl.services.runtime.run_errors import RunError
 from tests.support.sessions import FunctionSession
 
 Function = Callable[[Mapping[str, np.ndarray]], np.ndarray]

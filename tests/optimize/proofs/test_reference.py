@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.proofs.reference import TorchReference, load_reference
-from registry.mlflow_catalog import MlflowCatalog
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.proofs.reference import TorchReference, load_reference
+from mlctl.registry.mlflow_catalog import MlflowCatalog
 from tests.support.torch_models import save_torch
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.proofs.sizes import resized
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.proofs.sizes import resized
 
 
 def spec(name: str, *shape: int) -> TensorSpec:

@@ -11,10 +11,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from optimize.proofs.reference import load_reference
-from registry.catalog import ModelFormat, SourceModel
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.optimize.proofs.reference import load_reference
+from mlctl.registry.catalog import ModelFormat, SourceModel
 from tests.support.torch_models import save_torch
 
 X = np.random.default_rng(5).standard_normal((8, 4), dtype=np.float32)

@@ -15,12 +15,12 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from bundle.errors import MlctlError
-from optimize.data import Rows
-from optimize.estimators import EstimatorReference, load_estimator
-from optimize.proofs.probing import probe_model
-from optimize.proofs.splits import SplitCheck, check_splits, near_splits, split_values
-from services.runtime.session import open_session
+from mlctl.bundle.errors import MlctlError
+from mlctl.optimize.data import Rows
+from mlctl.optimize.estimators import EstimatorReference, load_estimator
+from mlctl.optimize.proofs.probing import probe_model
+from mlctl.optimize.proofs.splits import SplitCheck, check_splits, near_splits, split_values
+from mlctl.services.runtime.session import open_session
 from tests.support.estimators import skops_source
 
 pytestmark = pytest.mark.slow

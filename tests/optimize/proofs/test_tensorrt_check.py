@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Batching
-from bundle.packages import install_hint
-from optimize.proofs import tensorrt_check as importer
-from optimize.proofs.tensorrt_check import check_importable
-from registry.quiet import quiet
-from services.runtime.tensorrt.process import Cause, WorkerError
-from services.runtime.tensorrt.profile import SizeRange
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Batching
+from mlctl.bundle.packages import install_hint
+from mlctl.optimize.proofs import tensorrt_check as importer
+from mlctl.optimize.proofs.tensorrt_check import check_importable
+from mlctl.registry.quiet import quiet
+from mlctl.services.runtime.tensorrt.process import Cause, WorkerError
+from mlctl.services.runtime.tensorrt.profile import SizeRange
 from tests.services.runtime.tensorrt.graphs import convolution, scaling
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.recipes.base import Recipe, Target
-from optimize.recipes.discovery import discover, select
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.recipes.base import Recipe, Target
+from mlctl.optimize.recipes.discovery import discover, select
 from tests.optimize.recipes.models import answers, bench, images, network
 
 GENERATION = ["gen-fp32", "gen-fp16", "gen-int4"]
@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
 
 GOOD = """
 from dataclasses import dataclass
-from optimize.recipes.base import Details, Target
+from mlctl.optimize.recipes.base import Details, Target
 
 print("a plug-in that talks")
 

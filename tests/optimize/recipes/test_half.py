@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimize.recipes.half import FP16_MAX, is_beyond, to_half
+from mlctl.optimize.recipes.half import FP16_MAX, is_beyond, to_half
 
 FLOATS = st.floats(width=32, allow_nan=False)
 

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from optimize.goals import Goals
-from optimize.recipes.base import NotApplicableError, Recipe
-from optimize.recipes.quantized import Int4, Int4Trt
+from mlctl.optimize.goals import Goals
+from mlctl.optimize.recipes.base import NotApplicableError, Recipe
+from mlctl.optimize.recipes.quantized import Int4, Int4Trt
 from tests.optimize.recipes.models import (
     FEATURES,
     answers,

@@ -15,14 +15,14 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from bundle.files import sha256_file
-from bundle.home import HOME_VARIABLE
-from optimize.data import Rows
-from optimize.recipes.base import NotApplicableError, Recipe, Workbench
-from optimize.recipes.quantize import methods, search
-from optimize.recipes.quantized import Int8Dynamic, Int8Static, Int8Trt
-from services.runtime.int8_kernels import fast_kernels_are_exact
-from services.runtime.session import open_session
+from mlctl.bundle.files import sha256_file
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.optimize.data import Rows
+from mlctl.optimize.recipes.base import NotApplicableError, Recipe, Workbench
+from mlctl.optimize.recipes.quantize import methods, search
+from mlctl.optimize.recipes.quantized import Int8Dynamic, Int8Static, Int8Trt
+from mlctl.services.runtime.int8_kernels import fast_kernels_are_exact
+from mlctl.services.runtime.session import open_session
 from tests.optimize.recipes.quantize.nets import (
     Shelf,
     conv_net,
@@ -429,7 +429,7 @@ def test_calibration__rows__may_be_divided_in_any_way(
 ) -> None:
     source, found = conv_net(tmp_path / "net", hard=False), []
     for batch in (8, 40):
-        monkeypatch.setattr("optimize.recipes.quantize.methods.BATCH", batch)
+        monkeypatch.setattr("mlctl.optimize.recipes.quantize.methods.BATCH", batch)
         directory = out(tmp_path, str(batch))
         Int8Static().build(source, directory, workbench(source, image_rows()))
         found.append(content(directory))
@@ -468,7 +468,7 @@ def test_int8__a_recurrent_net__is_quantized(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from optimize.recipes.quantized import Int4, Int8Dynamic, Int8Static, Int8Trt
+from mlctl.optimize.recipes.quantized import Int4, Int8Dynamic, Int8Static, Int8Trt
 from tests.optimize.recipes.quantize.nets import conv_net, image_rows, product_net, token_rows
 from tests.optimize.recipes.quantize.nets import workbench
 root = Path(sys.argv[1])

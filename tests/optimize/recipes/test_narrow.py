@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx import numpy_helper as arrays
 
-from optimize.recipes.base import NotApplicableError
-from optimize.recipes.fp16 import Fp16
-from optimize.recipes.narrow import narrow
+from mlctl.optimize.recipes.base import NotApplicableError
+from mlctl.optimize.recipes.fp16 import Fp16
+from mlctl.optimize.recipes.narrow import narrow
 from tests.optimize.recipes.models import (
     FEATURES,
     OPSET,

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from optimize.data import Rows
-from optimize.recipes.graphs import load_typed
-from optimize.recipes.observe import observe, show_values
-from services.runtime.session import open_session
+from mlctl.optimize.data import Rows
+from mlctl.optimize.recipes.graphs import load_typed
+from mlctl.optimize.recipes.observe import observe, show_values
+from mlctl.services.runtime.session import open_session
 from tests.optimize.recipes.models import ROWS, images, network
 
 # Of one row of `network` with all its values.
@@ -33,7 +33,7 @@ def shown(tmp_path: Path) -> Path:
 def test_observe__a_limit_of_memory__divides_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, counts: list[int]
 ) -> None:
-    monkeypatch.setattr("optimize.recipes.observe._MAX_BYTES", limit)
+    monkeypatch.setattr("mlctl.optimize.recipes.observe._MAX_BYTES", limit)
     path = shown(tmp_path)
     parts = list(observe(path, Rows(images(), None)))
     assert [len(part["hidden"]) for part in parts] == counts

@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.attempt import run_recipe
-from optimize.recipes.base import Details, Precision, Target, Workbench
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.attempt import run_recipe
+from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench
 from tests.optimize.recipes.models import bench, images, network
 
 Body = Callable[[Path, Path], Any]

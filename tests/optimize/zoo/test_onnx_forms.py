@@ -10,15 +10,15 @@ import pytest
 from skl2onnx.convert import to_onnx
 from sklearn.linear_model import LogisticRegression
 
-from bundle.manifest import MODEL_NAME
-from bundle.tensors import Signature
-from optimize.data import Rows
-from optimize.proofs.checks import check_graph, check_parity, check_source
-from optimize.proofs.independence import is_row_independent
-from optimize.proofs.reference import Reference, load_reference
-from registry.catalog import ModelFormat, SourceModel
-from registry.onnx_import import read_import
-from services.runtime.session import Session, open_session
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.tensors import Signature
+from mlctl.optimize.data import Rows
+from mlctl.optimize.proofs.checks import check_graph, check_parity, check_source
+from mlctl.optimize.proofs.independence import is_row_independent
+from mlctl.optimize.proofs.reference import Reference, load_reference
+from mlctl.registry.catalog import ModelFormat, SourceModel
+from mlctl.registry.onnx_import import read_import
+from mlctl.services.runtime.session import Session, open_session
 from tests.support import onnx_models
 
 RNG = np.random.default_rng(23)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from tests.optimize.zoo import models
 from tests.optimize.zoo.prove import prove_signature, rejection, signature_of
 from tests.support import torch_models

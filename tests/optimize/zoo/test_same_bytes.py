@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from optimize.proofs.reference import TorchReference
+from mlctl.optimize.proofs.reference import TorchReference
 from tests.optimize.zoo import models
 from tests.optimize.zoo.prove import Arrays, Free, signature_of
 

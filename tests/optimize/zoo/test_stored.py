@@ -13,17 +13,17 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.goals import Goals, Prefer
-from optimize.pipeline import OptimizeResult, optimize
-from optimize.prepare import OptimizeOptions
-from optimize.proofs.reference import load_reference
-from optimize.recipes.base import Target
-from optimize.recipes.discovery import select
-from registry.catalog import ModelFormat, SourceModel
-from registry.mlmodel import read_mlmodel
-from services.runtime.golden import load_golden
-from services.runtime.session import open_session
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.pipeline import OptimizeResult, optimize
+from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.proofs.reference import load_reference
+from mlctl.optimize.recipes.base import Target
+from mlctl.optimize.recipes.discovery import select
+from mlctl.registry.catalog import ModelFormat, SourceModel
+from mlctl.registry.mlmodel import read_mlmodel
+from mlctl.services.runtime.golden import load_golden
+from mlctl.services.runtime.session import open_session
 from tests.optimize.zoo import models
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows

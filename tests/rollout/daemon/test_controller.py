@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.daemon.controller import Controller
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.ports import ProcessState, TrafficSplit
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.domain.verdict import Gate, HoldReason
-from rollout.journal import records
-from rollout.journal.journal import Journal
-from rollout.journal.records import JournalEvent, Rollout
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.ports import ProcessState, TrafficSplit
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from mlctl.rollout.domain.verdict import Gate, HoldReason
+from mlctl.rollout.journal import records
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import JournalEvent, Rollout
 from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher, memory_world
 from tests.support.rollouts import revision

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rollout.daemon import daemon
-from rollout.domain.spec import Ports
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.rollout.daemon import daemon
+from mlctl.rollout.domain.spec import Ports
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 from tests.support.rollouts import quick_settings, revision
 
 

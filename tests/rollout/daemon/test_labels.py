@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.sampling import Sampling
-from bundle.tensors import Datatype, Signature, TensorSpec
-from rollout.daemon.controller import Controller
-from rollout.daemon.recording import Recording
-from rollout.daemon.reporting.series import Series
-from rollout.domain.labels import RIGHT, WRONG
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import Gate
-from rollout.drivers.local.samples import SampleFolder
-from rollout.journal.journal import Journal
-from rollout.journal.predictions import PredictionStore
-from rollout.journal.records import TICK
-from services.online.observability.calls import RequestRecord
-from services.online.observability.sampling import Recorder, SamplingControl
-from services.online.observability.segments import SegmentWriter
+from mlctl.bundle.sampling import Sampling
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.daemon.recording import Recording
+from mlctl.rollout.daemon.reporting.series import Series
+from mlctl.rollout.domain.labels import RIGHT, WRONG
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.drivers.local.samples import SampleFolder
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.predictions import PredictionStore
+from mlctl.rollout.journal.records import TICK
+from mlctl.services.online.observability.calls import RequestRecord
+from mlctl.services.online.observability.sampling import Recorder, SamplingControl
+from mlctl.services.online.observability.segments import SegmentWriter
 from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, memory_world
 from tests.support.rollouts import revision

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rollout.daemon.segments import Segments
+from mlctl.rollout.daemon.segments import Segments
 from tests.rollout.daemon.shadow.recorded import write_segment
 
 

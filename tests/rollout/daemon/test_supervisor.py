@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rollout.daemon.supervisor import Supervisor, not_warm
-from rollout.daemon.world import World
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
-from rollout.domain.process_ref import PROXY
-from rollout.domain.spec import (
+from mlctl.rollout.daemon.supervisor import Supervisor, not_warm
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
+from mlctl.rollout.domain.process_ref import PROXY
+from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     Endpoint,
     Outcome,
@@ -24,12 +24,12 @@ from rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.drivers.envoy.proxy import EnvoyFiles
-from rollout.drivers.local import processes
-from rollout.drivers.local.fleet import replicas_of
-from rollout.journal import records
-from rollout.journal.journal import Journal
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from mlctl.rollout.drivers.envoy.proxy import EnvoyFiles
+from mlctl.rollout.drivers.local import processes
+from mlctl.rollout.drivers.local.fleet import replicas_of
+from mlctl.rollout.journal import records
+from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 from tests.support.rollouts import revision

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.daemon.vitals import Counters, Pulse, Vitals, read_counters
-from rollout.domain.autoscale import ReplicaLoad
-from rollout.domain.ports import RunningRevision
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.spec import Endpoint
+from mlctl.rollout.daemon.vitals import Counters, Pulse, Vitals, read_counters
+from mlctl.rollout.domain.autoscale import ReplicaLoad
+from mlctl.rollout.domain.ports import RunningRevision
+from mlctl.rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.domain.spec import Endpoint
 from tests.support.rollouts import revision
 from tests.support.wait import wait_until
 
@@ -124,8 +124,8 @@ def test_work__counters_of_two_scrapes__is_taken_once(
     async def scraped(*_: object) -> Counters | None:
         return scrapes.pop() if scrapes else None
 
-    monkeypatch.setattr("rollout.daemon.vitals._counters", scraped)
-    monkeypatch.setattr("rollout.daemon.vitals._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("mlctl.rollout.daemon.vitals._counters", scraped)
+    monkeypatch.setattr("mlctl.rollout.daemon.vitals._POLL_SECONDS", 0.01)
     endpoint = Endpoint(server.server_address[1], 1)
     served = RunningRevision(revision("tiny:aa"), endpoint, ProcessRef(1, 0.0, "token"), "")
     with Vitals(hung_seconds=60.0, workers=1) as vitals:

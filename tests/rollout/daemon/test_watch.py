@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollout.daemon.watch import STUCK_SECONDS, Watcher, seconds_unseen
+from mlctl.rollout.daemon.watch import STUCK_SECONDS, Watcher, seconds_unseen
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ def test_watcher__stopped__ends_the_child(stage: Stage) -> None:
 def test_watcher__child_without_heartbeat__is_killed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout.daemon.watch.STUCK_SECONDS", 0.5)
+    monkeypatch.setattr("mlctl.rollout.daemon.watch.STUCK_SECONDS", 0.5)
     stage.thread.start()
     wait_until(lambda: stage.starts == 1)
     stage.tell("0")
@@ -110,7 +110,7 @@ def test_seconds_unseen__heartbeat_of_any_age__is_its_age(tmp_path: Path) -> Non
 
 def test_watcher__imported__loads_no_libraries() -> None:
     """It lives as long as the deployment, so it loads nothing that is not needed."""
-    script = "import sys; first = {*sys.modules}; import rollout.daemon.watch; "
+    script = "import sys; first = {*sys.modules}; import mlctl.rollout.daemon.watch; "
     script += "print(*{*sys.modules} - first)"
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import agreement
-from rollout.domain.agreement import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain import agreement
+from mlctl.rollout.domain.agreement import (
     MIN_BAD_BLOCKS,
     ShadowEvidence,
     ShadowWindow,
@@ -14,8 +14,8 @@ from rollout.domain.agreement import (
     fold,
     require_copies,
 )
-from rollout.domain.spec import Revision, RolloutSpec
-from rollout.domain.verdict import Action, Gate
+from mlctl.rollout.domain.spec import Revision, RolloutSpec
+from mlctl.rollout.domain.verdict import Action, Gate
 
 SPEC = RolloutSpec(shadow_percent=10, shadow_requests=50, max_disagreement=0.01)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
+from mlctl.rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
 
 BOUNDS = Bounds(min_replicas=1, max_replicas=8, idle_seconds=30.0)
 ZERO = Bounds(min_replicas=0, max_replicas=8, idle_seconds=30.0)

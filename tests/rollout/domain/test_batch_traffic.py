@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rollout.domain.batch_traffic import TrafficHour, batch_hint
+from mlctl.rollout.domain.batch_traffic import TrafficHour, batch_hint
 
 # Monday, 2026-11-16, 00:00 UTC.
 MIDNIGHT = 1_794_787_200.0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollout.domain.bursts import Trials
+from mlctl.rollout.domain.bursts import Trials
 
 
 def run(hits: np.ndarray, n: int = 50, seconds: float = 0.5) -> Trials:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollout.domain.compare import Answer, LiveOutputs, compare, norm, statistics
+from mlctl.rollout.domain.compare import Answer, LiveOutputs, compare, norm, statistics
 
 
 def answer(**outputs: object) -> Answer:

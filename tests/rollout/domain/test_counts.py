@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from rollout.domain.counts import Counts, LatencyRule, Reading, Totals, difference
-from rollout.domain.spec import Slot
+from mlctl.rollout.domain.counts import Counts, LatencyRule, Reading, Totals, difference
+from mlctl.rollout.domain.spec import Slot
 
 EDGES = (10.0, 20.0, 50.0)
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rollout.domain.drift import BINS, Drift, Value, psi, rows_needed
+from mlctl.rollout.domain.drift import BINS, Drift, Value, psi, rows_needed
 
 
 def index(live: list[Value], candidate: list[Value], max_psi: float = 0.2) -> float | None:

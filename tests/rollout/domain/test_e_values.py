@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rollout.domain import e_values
+from mlctl.rollout.domain import e_values
 
 LIMITS = [0.001, 0.01, 0.5, 0.99]
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollout.domain import e_values, gates
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.counts import Counts, Window
-from rollout.domain.evidence import GateEvidence, begin, fold, fold_shadow, next_step
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Action, Gate, HoldReason, Verdict
+from mlctl.rollout.domain import e_values, gates
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.counts import Counts, Window
+from mlctl.rollout.domain.evidence import GateEvidence, begin, fold, fold_shadow, next_step
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.verdict import Action, Gate, HoldReason, Verdict
 
 SPEC = RolloutSpec(max_p99_ms=50.0, max_error_rate=0.01)
 

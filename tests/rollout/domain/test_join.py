@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout.domain.join import AnswerSide, Joiner, Recorded
+from mlctl.rollout.domain.join import AnswerSide, Joiner, Recorded
 
 
 def row(name: str, number: int = 0) -> Recorded:

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.output_kinds import OutputKind
-from rollout.domain import gates, labels
-from rollout.domain import state_machine as machine
-from rollout.domain.evidence import GateEvidence, fold_labels, next_step
-from rollout.domain.labels import LabelledTrials, LabelValue, deviation
-from rollout.domain.spec import Outcome, RolloutSpec
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
-from rollout.domain.verdict import Action, Gate, HoldReason
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.output_kinds import OutputKind
+from mlctl.rollout.domain import gates, labels
+from mlctl.rollout.domain import state_machine as machine
+from mlctl.rollout.domain.evidence import GateEvidence, fold_labels, next_step
+from mlctl.rollout.domain.labels import LabelledTrials, LabelValue, deviation
+from mlctl.rollout.domain.spec import Outcome, RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
+from mlctl.rollout.domain.verdict import Action, Gate, HoldReason
 
 SPEC = RolloutSpec(min_accuracy=0.9, deadline_seconds=1000)
 SCORES = np.asarray([0.1, 0.7, 0.2], np.float32)

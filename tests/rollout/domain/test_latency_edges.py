@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from rollout.domain.counts import LATENCY_EDGES_MS, Totals
-from rollout.domain.latency_edges import MAX_EDGES, joined, quantile_edge, sparse
+from mlctl.rollout.domain.counts import LATENCY_EDGES_MS, Totals
+from mlctl.rollout.domain.latency_edges import MAX_EDGES, joined, quantile_edge, sparse
 
 EDGES = (1.0, 2.0, 5.0)
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.counts import AnswerTimes, Totals
-from rollout.domain.observer import TrafficObserver
-from rollout.domain.spec import RolloutSpec, Slot
+from mlctl.bundle.latency import FIRST_TOKEN_EDGES_MS, TOKEN_EDGES_MS
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.counts import AnswerTimes, Totals
+from mlctl.rollout.domain.observer import TrafficObserver
+from mlctl.rollout.domain.spec import RolloutSpec, Slot
 from tests.support.memory import MemoryDataPlane
 
 EDGES = (100.0, 200.0)

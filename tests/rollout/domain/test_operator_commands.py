@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rollout.domain.operator_commands import OperatorCommand, Request, next_request
+from mlctl.rollout.domain.operator_commands import OperatorCommand, Request, next_request
 
 
 def requests(*commands: OperatorCommand) -> tuple[Request, ...]:

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import e_values
-from rollout.domain.counts import Totals
-from rollout.domain.planner import Today, plan, requests_to_prove, today
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.state_machine import RolloutPhase
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain import e_values
+from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.domain.planner import Today, plan, requests_to_prove, today
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase
 
 SPEC = RolloutSpec(steps=(10, 50, 100), step_seconds=10, min_requests=50, bake_seconds=30)
 EDGES = (50.0, 100.0)

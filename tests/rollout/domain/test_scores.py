@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rollout.domain.scores import ProvedScore, clearly_worse
-from rollout.domain.spec import Revision
-from rollout.journal import records
+from mlctl.rollout.domain.scores import ProvedScore, clearly_worse
+from mlctl.rollout.domain.spec import Revision
+from mlctl.rollout.journal import records
 
 ACCURACY = ProvedScore("digits", "accuracy", 0.89, higher_is_better=True, rows=1000, data="d")
 RMSE = ProvedScore("price", "rmse", 12.0, higher_is_better=False, rows=1000, data="d")

@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.domain.agreement import UNRECORDED_SECONDS, ShadowEvidence, ShadowWindow, given_up
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.verdict import Action
+from mlctl.rollout.domain.agreement import (
+    UNRECORDED_SECONDS,
+    ShadowEvidence,
+    ShadowWindow,
+    given_up,
+)
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.verdict import Action
 
 SPEC = RolloutSpec(shadow_percent=20, shadow_requests=50, shadow_wait_seconds=100.0)
 NONE = ShadowEvidence()

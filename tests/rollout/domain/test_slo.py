@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.latency import SERVED_EDGES_MS
-from rollout.domain.counts import LATENCY_EDGES_MS
-from rollout.domain.slo import SLOS, counted, limits
-from rollout.domain.spec import RolloutSpec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.rollout.domain.counts import LATENCY_EDGES_MS
+from mlctl.rollout.domain.slo import SLOS, counted, limits
+from mlctl.rollout.domain.spec import RolloutSpec
 
 
 def test_slos__each_name__has_its_limits() -> None:

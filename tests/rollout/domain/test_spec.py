@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from bundle.errors import MlctlError
-from rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot, check_name
-from rollout.journal import records
+from mlctl.bundle.errors import MlctlError
+from mlctl.rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot, check_name
+from mlctl.rollout.journal import records
 from tests.support.rollouts import revision
 
 

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from bundle.errors import MlctlError
-from rollout.domain.counts import Totals
-from rollout.domain.spec import Slot
-from rollout.domain.split import MIN_BLOCKS, PairedBlocks, Split, SplitRecord
-from rollout.journal import records
+from mlctl.bundle.errors import MlctlError
+from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.split import MIN_BLOCKS, PairedBlocks, Split, SplitRecord
+from mlctl.rollout.journal import records
 from tests.support.rollouts import revision
 
 EDGES = (10.0, 100.0)

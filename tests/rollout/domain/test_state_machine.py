@@ -4,22 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.domain import state_machine as machine
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.bursts import NO_TRIALS
-from rollout.domain.counts import Counts, Window
-from rollout.domain.evidence import begin, next_step
-from rollout.domain.labels import LabelledTrials
-from rollout.domain.operator_commands import OperatorCommand, Request
-from rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
-from rollout.domain.state_machine import (
+from mlctl.rollout.domain import state_machine as machine
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.bursts import NO_TRIALS
+from mlctl.rollout.domain.counts import Counts, Window
+from mlctl.rollout.domain.evidence import begin, next_step
+from mlctl.rollout.domain.labels import LabelledTrials
+from mlctl.rollout.domain.operator_commands import OperatorCommand, Request
+from mlctl.rollout.domain.spec import OnInconclusive, Outcome, RolloutSpec
+from mlctl.rollout.domain.state_machine import (
     TRANSITIONS,
     RolloutPhase,
     RolloutProgress,
     Signal,
     TickObservation,
 )
-from rollout.domain.verdict import Action, Gate, HoldReason, Verdict
+from mlctl.rollout.domain.verdict import Action, Gate, HoldReason, Verdict
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),

@@ -13,8 +13,8 @@ import grpc
 import httpx
 import pytest
 
-from rollout.domain.spec import DeploymentSettings, Ports, Slot
-from rollout.drivers.listener import tls_of, url_of
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports, Slot
+from mlctl.rollout.drivers.listener import tls_of, url_of
 from tests.services.online.security.test_tls import require_tls_1_2
 from tests.support.certificates import Certificates, issue_certificates
 from tests.support.planes import Stage, stage

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from bundle.errors import MlctlError
-from rollout.domain.spec import RolloutSpec
-from rollout.drivers.kubernetes.meter import Scrape
-from rollout.gate_service.app import gate_app
-from rollout.gate_service.service import GateService
-from rollout.gate_service.sources import ServiceName, UrlSource, parse_sources
-from rollout.gate_service.store import SessionStore, Terms
+from mlctl.bundle.errors import MlctlError
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.drivers.kubernetes.meter import Scrape
+from mlctl.rollout.gate_service.app import gate_app
+from mlctl.rollout.gate_service.service import GateService
+from mlctl.rollout.gate_service.sources import ServiceName, UrlSource, parse_sources
+from mlctl.rollout.gate_service.store import SessionStore, Terms
 from tests.support.clock import ManualClock
 from tests.support.kube import FakePod
 

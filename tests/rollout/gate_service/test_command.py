@@ -12,8 +12,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from bundle.ports import free_ports
-from cli.main import cli
+from mlctl.bundle.ports import free_ports
+from mlctl.cli.main import cli
 from tests.support.wait import wait_until
 
 UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--services")
@@ -55,7 +55,7 @@ def test_gate_command__as_a_process__serves_until_sigterm(tmp_path: Path) -> Non
     log = tmp_path / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", *words],
+            [sys.executable, "-m", "mlctl.cli.main", *words],
             env={**os.environ, "MLCTL_HOME": str(tmp_path / "home")},
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -3,18 +3,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from rollout.domain.counts import Counts, Window
-from rollout.domain.spec import RolloutSpec
-from rollout.domain.state_machine import TickObservation
-from rollout.domain.verdict import Gate, HoldReason
-from rollout.gate_service.session import (
+from mlctl.rollout.domain.counts import Counts, Window
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.state_machine import TickObservation
+from mlctl.rollout.domain.verdict import Gate, HoldReason
+from mlctl.rollout.gate_service.session import (
     GateSession,
     Result,
     absorb,
     judge,
     result_of,
 )
-from rollout.journal.records import dumps, value_from
+from mlctl.rollout.journal.records import dumps, value_from
 
 SPEC = RolloutSpec(min_requests=20, max_p99_ms=200.0, max_error_rate=0.05)
 GOOD = Window(Counts(requests=100, timed=100), Counts(requests=100, timed=100))

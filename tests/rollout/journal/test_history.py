@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.journal import history
-from rollout.journal.history import Moment
-from rollout.journal.journal import Journal
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from mlctl.rollout.journal import history
+from mlctl.rollout.journal.history import Moment
+from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.rollouts import revision
 

@@ -11,22 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain import state_machine as machine
-from rollout.domain.evidence import GateEvidence
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.process_ref import ProcessRef
-from rollout.domain.scores import ProvedScore
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress, Signal
-from rollout.journal.journal import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain import state_machine as machine
+from mlctl.rollout.domain.evidence import GateEvidence
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.domain.scores import ProvedScore
+from mlctl.rollout.domain.spec import (
+    DeploymentSettings,
+    Outcome,
+    Ports,
+    Revision,
+    RolloutSpec,
+    Slot,
+)
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress, Signal
+from mlctl.rollout.journal.journal import (
     KEEP_TICKS_SECONDS,
     Journal,
     RequestWaitsError,
     StaleEpochError,
 )
-from rollout.journal.records import Delivery, run_sink
-from rollout.journal.schema import connect, transaction
+from mlctl.rollout.journal.records import Delivery, run_sink
+from mlctl.rollout.journal.schema import connect, transaction
 from tests.support.clock import ManualClock
 from tests.support.rollouts import revision
 from tests.support.wait import PATIENCE_SECONDS
@@ -297,9 +304,9 @@ def test_last_command__what_a_client_asks_of_this_deployment__only_that_changes_
 _PROMOTE = """
 import sys
 from pathlib import Path
-from bundle.errors import MlctlError
-from rollout.journal.journal import Journal
-from rollout.domain.spec import Revision, RolloutSpec
+from mlctl.bundle.errors import MlctlError
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.domain.spec import Revision, RolloutSpec
 green = Revision("tiny:bb", "bb".ljust(64, "0"), "tiny-optimized", "1", "models:/tiny/1")
 with Journal(Path(sys.argv[1])) as journal:
     sys.stdin.read()

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from rollout.client import deployments
-from rollout.domain.spec import Ports, RolloutSpec
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.schema import VERSION, connect, transaction
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.spec import Ports, RolloutSpec
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.schema import VERSION, connect, transaction
 from tests.support.rollouts import quick_settings, revision
 
 
@@ -77,7 +77,7 @@ def test_connect__another_connection_writes__reads_without_waiting(
 ) -> None:
     path = tmp_path / "journal.db"
     writer = connect(path)
-    monkeypatch.setattr("rollout.journal.schema.BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("mlctl.rollout.journal.schema.BUSY_SECONDS", 0.0)
     with transaction(writer):
         reader = connect(path)
         assert reader.execute("select epoch from meta").fetchone()[0] == 0

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.output_kinds import OutputKind
-from rollout.domain.join import Recorded
-from rollout.domain.labels import RIGHT, WRONG, Deviation
-from rollout.domain.spec import RolloutSpec
-from rollout.journal.predictions import PredictionStore
+from mlctl.bundle.output_kinds import OutputKind
+from mlctl.rollout.domain.join import Recorded
+from mlctl.rollout.domain.labels import RIGHT, WRONG, Deviation
+from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.journal.predictions import PredictionStore
 
 LIVE, CANDIDATE = "a" * 64, "b" * 64
 SPEC = RolloutSpec(burst_seconds=5.0, min_accuracy=0.9)

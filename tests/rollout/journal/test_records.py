@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.counts import Counts, Window
-from rollout.domain.evidence import GateEvidence, fold, fold_shadow
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.domain.verdict import Action, Gate, Verdict
-from rollout.journal import records
-from rollout.journal.journal import Journal
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.counts import Counts, Window
+from mlctl.rollout.domain.evidence import GateEvidence, fold, fold_shadow
+from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from mlctl.rollout.domain.verdict import Action, Gate, Verdict
+from mlctl.rollout.journal import records
+from mlctl.rollout.journal.journal import Journal
 from tests.support.rollouts import revision
 
 SPEC = RolloutSpec(max_p99_ms=50.0, shadow_percent=10, max_disagreement=0.01)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.domain.batch_traffic import KEPT_HOURS, TrafficHour
-from rollout.journal.traffic import HourlyTraffic, read_traffic
+from mlctl.rollout.domain.batch_traffic import KEPT_HOURS, TrafficHour
+from mlctl.rollout.journal.traffic import HourlyTraffic, read_traffic
 from tests.support.clock import ManualClock
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.played import Played
 

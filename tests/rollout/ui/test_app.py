@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from bundle.errors import ErrorCode
-from rollout.client import deployments
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.state_machine import RolloutPhase
-from rollout.ui.access import CSRF_HEADER, PageAccess
-from rollout.ui.app import ui_app
+from mlctl.bundle.errors import ErrorCode
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.ui.access import CSRF_HEADER, PageAccess
+from mlctl.rollout.ui.app import ui_app
 from tests.support.clock import ManualClock
 from tests.support.played import Played
 

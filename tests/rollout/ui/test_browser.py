@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from bundle.ports import free_ports
-from rollout.client import deployments
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.state_machine import RolloutPhase
-from rollout.ui.access import PageAccess
-from rollout.ui.app import ui_app
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.ui.access import PageAccess
+from mlctl.rollout.ui.app import ui_app
 from tests.support.browser import CHROMIUM, Browser, open_browser
 from tests.support.clock import ManualClock
 from tests.support.played import Played

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.domain.batch_traffic import TrafficHour
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.spec import Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.records import JournalEvent
-from rollout.ui.charts import latency_chart, traffic_chart
-from rollout.ui.view import Page, RolloutPage, RolloutRecord, allowed, deployment_page
+from mlctl.rollout.domain.batch_traffic import TrafficHour
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.records import JournalEvent
+from mlctl.rollout.ui.charts import latency_chart, traffic_chart
+from mlctl.rollout.ui.view import Page, RolloutPage, RolloutRecord, allowed, deployment_page
 from tests.support.played import Played
 from tests.support.rollouts import revision
 

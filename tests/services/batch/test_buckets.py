@@ -19,13 +19,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from bundle.verify import VerifiedBundle
-from services.batch.job import BatchConfig
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
-from services.batch.storage import open_storage
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.storage import open_storage
 from tests.support import tables
 from tests.support.bundles import expected
 from tests.support.s3 import KEYS, s3_client, s3_server

@@ -22,14 +22,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import verify
-from services.batch.job import BatchConfig, run_job
-from services.batch.local_executor import local_executor
-from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
-from services.batch.units import Job, ScoredPiece, Unit
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import verify
+from mlctl.services.batch.job import BatchConfig, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.units import Job, ScoredPiece, Unit
 from tests.services.batch.conftest import Place
 from tests.support import tables
 from tests.support.bundles import make_bundle
@@ -159,7 +159,7 @@ def test_duckdb__full_disk__file_is_opened_again(
     with closing(sink_at(location)) as sink:
         sink.begin(JOB)
         with monkeypatch.context() as patch:
-            patch.setattr("services.batch.databases.duckdb.DuckDb.load", refuse)
+            patch.setattr("mlctl.services.batch.databases.duckdb.DuckDb.load", refuse)
             with pytest.raises(OSError, match="no space left") as caught:
                 commit(sink, 0)
         assert caught.value.errno == errno.ENOSPC

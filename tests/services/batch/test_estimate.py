@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.batch.estimate import CostEstimate, estimate
-from services.batch.job import BatchConfig
-from services.batch.sources import open_source
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.estimate import CostEstimate, estimate
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.sources import open_source
 from tests.support.bundles import make_bundle
 from tests.support.tables import write_rows
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.filters import Filter
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.filters import Filter
 
 TABLE = pa.table(
     {"age": [10, 20, None, 40], "land": ["DE", "AT", "DE", None], "a b": [1.0, 2.0, 3.0, 4.0]}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.batch.job import BatchConfig
-from services.batch.run import RunControl
-from services.batch.sinks import open_sink
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.run import RunControl
+from mlctl.services.batch.sinks import open_sink
 from tests.support import tables
 from tests.support.bundles import make_bundle
 

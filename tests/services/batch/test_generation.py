@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.batch.job import BatchConfig
-from services.batch.sinks import open_sink
-from services.generate.options import AnswerOptions
-from services.generate.scorer import TextScorer
-from services.runtime.settings import RuntimeSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.generate.options import AnswerOptions
+from mlctl.services.generate.scorer import TextScorer
+from mlctl.services.runtime.settings import RuntimeSettings
 from tests.support import tables
 from tests.support.tiny_llm import ANSWERS
 

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.batch.filters import Filter
-from services.batch.folder import FolderSink
-from services.batch.job import BatchConfig, run_job
-from services.batch.local_executor import local_executor
-from services.batch.run import BatchEvent, BatchPhase, RunControl
-from services.batch.scoring import PieceScorer
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
-from services.batch.units import Marker, ScoredPiece, Sink
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.filters import Filter
+from mlctl.services.batch.folder import FolderSink
+from mlctl.services.batch.job import BatchConfig, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.run import BatchEvent, BatchPhase, RunControl
+from mlctl.services.batch.scoring import PieceScorer
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.units import Marker, ScoredPiece, Sink
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 from tests.support.transforms import TOKENIZER, make_text_bundle

@@ -12,13 +12,13 @@ import duckdb
 import psycopg
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.job import BatchConfig, BatchReport, run_job
-from services.batch.local_executor import local_executor
-from services.batch.run import BatchEvent, RunControl
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
-from services.batch.units import Source
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.job import BatchConfig, BatchReport, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.run import BatchEvent, RunControl
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.units import Source
 from tests.support import tables
 from tests.support.bundles import make_bundle
 

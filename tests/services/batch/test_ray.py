@@ -16,21 +16,21 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME
-from bundle.verify import VerifiedBundle
-from services.batch import ray_executor as cluster
-from services.batch.files import FileSource
-from services.batch.job import BatchConfig, BatchReport, make_job, make_plan, run_job
-from services.batch.local_executor import local_executor
-from services.batch.ray_executor import ScoringActor, WorkerSetup, read_files
-from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
-from services.batch.units import Marker, Piece, Sink, Source, Unit
-from services.batch.worker import Scoring
-from services.runtime.pipeline_scorer import VerifiedPipeline
-from services.runtime.scorable import Scorable
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch import ray_executor as cluster
+from mlctl.services.batch.files import FileSource
+from mlctl.services.batch.job import BatchConfig, BatchReport, make_job, make_plan, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.ray_executor import ScoringActor, WorkerSetup, read_files
+from mlctl.services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.units import Marker, Piece, Sink, Source, Unit
+from mlctl.services.batch.worker import Scoring
+from mlctl.services.runtime.pipeline_scorer import VerifiedPipeline
+from mlctl.services.runtime.scorable import Scorable
 from tests.services.runtime.test_pipeline_scorer import pipeline
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle

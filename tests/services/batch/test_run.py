@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.batch.folder import FolderSink
-from services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
-from services.batch.storage import LocalStorage
-from services.batch.units import Marker, ScoredPiece, Unit
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.folder import FolderSink
+from mlctl.services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
+from mlctl.services.batch.storage import LocalStorage
+from mlctl.services.batch.units import Marker, ScoredPiece, Unit
 from tests.support import tables
 
 

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.batch.spark import make_predict
-from services.runtime.pipeline_scorer import VerifiedPipeline
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.spark import make_predict
+from mlctl.services.runtime.pipeline_scorer import VerifiedPipeline
 from tests.services.runtime.test_pipeline_scorer import pipeline
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
@@ -113,7 +113,7 @@ def test_spark__other_bundle_in_the_folder__is_not_loaded(tmp_path: Path) -> Non
 _JOB = """
 import json, sys
 from pyspark.sql import SparkSession
-from services.batch.spark import predict_udf
+from mlctl.services.batch.spark import predict_udf
 
 bundle, rows, copy = sys.argv[1:]
 settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.batch.databases.sink import DatabaseSink
+from mlctl.services.batch.databases.sink import DatabaseSink
 from tests.services.batch.conftest import Place
 from tests.support.table_jobs import JOB, commit, query, sink_at
 

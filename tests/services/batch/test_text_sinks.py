@@ -11,10 +11,10 @@ import pytest
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
-from bundle.verify import verify
-from services.batch.job import BatchConfig
-from services.batch.sinks import open_sink, part_format
-from services.batch.units import Job, ScoredPiece, Unit
+from mlctl.bundle.verify import verify
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.sinks import open_sink, part_format
+from mlctl.services.batch.units import Job, ScoredPiece, Unit
 from tests.support import tables
 from tests.support.bundles import make_bundle
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.sources import open_source
-from services.batch.units import Piece, Source
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.units import Piece, Source
 
 ROWS = 250
 LAND = ["DE", "AT", "NA", "x,y", 'say "hi"']

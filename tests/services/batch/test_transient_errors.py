@@ -19,15 +19,15 @@ import numpy as np
 import psycopg
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.batch.databases import sqlite
-from services.batch.job import BatchConfig, run_job
-from services.batch.local_executor import local_executor
-from services.batch.run import BatchEvent, BatchPhase, RunControl
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
-from services.batch.transient_errors import is_transient, permanent_reason
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.databases import sqlite
+from mlctl.services.batch.job import BatchConfig, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.run import BatchEvent, BatchPhase, RunControl
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.transient_errors import is_transient, permanent_reason
 from tests.support import tables
 from tests.support.bundles import expected
 from tests.support.postgres import PostgresServer

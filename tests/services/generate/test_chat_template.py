@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from bundle.errors import ErrorCode, MlctlError
-from services.generate.chat_template import ChatTemplate, read_chat_template
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.generate.chat_template import ChatTemplate, read_chat_template
 
 MESSAGES = [
     {"role": "system", "content": "kurz"},

@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GENERATION_FOLDER
-from bundle.verify import VerifiedBundle
-from services.generate.decoder import Decoder
-from services.generate.engine import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import GENERATION_FOLDER
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.generate.decoder import Decoder
+from mlctl.services.generate.engine import (
     ContinuousBatch,
     FinishReason,
     GenerationRequest,
@@ -22,9 +22,9 @@ from services.generate.engine import (
     TokenPiece,
     complete,
 )
-from services.generate.grammars import Grammar
-from services.generate.sampling import Sampler, TokenSampling, token_logprobs
-from services.generate.text import StopStrings, TextCodec
+from mlctl.services.generate.grammars import Grammar
+from mlctl.services.generate.sampling import Sampler, TokenSampling, token_logprobs
+from mlctl.services.generate.text import StopStrings, TextCodec
 from tests.support.tiny_llm import ANSWERS
 
 pytestmark = pytest.mark.slow
@@ -100,7 +100,7 @@ def test_engine__a_sequence_is_removed__its_slot_is_free_at_the_next_step(
 def test_engine__long_prompt_is_read__others_get_a_token_at_each_step(
     folder: Path, codec: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.generate.engine.PREFILL_TOKENS", 16)
+    monkeypatch.setattr("mlctl.services.generate.engine.PREFILL_TOKENS", 16)
     batch = engine(folder, codec, slots=3, max_tokens=256)
     quick = Sequence(ask(codec, "Count:"), codec)
     batch.add(quick)

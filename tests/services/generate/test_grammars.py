@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GENERATION_FOLDER
-from bundle.verify import VerifiedBundle
-from services.generate.grammars import Grammar, GrammarProcess
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import GENERATION_FOLDER
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.generate.grammars import Grammar, GrammarProcess
 
 pytestmark = pytest.mark.slow
 

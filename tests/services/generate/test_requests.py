@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import MlctlError
-from services.generate.requests import (
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.generate.requests import (
     ChatRequest,
     CompletionRequest,
     ParameterError,

@@ -10,7 +10,7 @@ from time import monotonic, thread_time
 
 import pytest
 
-from services.online.turns import Turns, turns_of
+from mlctl.services.online.turns import Turns, turns_of
 
 
 class Link(asyncio.Transport):

@@ -16,17 +16,17 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.precomputed.base import PrecomputedRow, PrecomputedStore
-from services.precomputed.row_codec import RowCodec
-from services.precomputed.store_urls import open_store
-from services.protocol.messages import SERVICE, methods
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.precomputed.base import PrecomputedRow, PrecomputedStore
+from mlctl.services.precomputed.row_codec import RowCodec
+from mlctl.services.precomputed.store_urls import open_store
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
 

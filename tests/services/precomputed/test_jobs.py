@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.job import BatchConfig, BatchReport
-from services.batch.run import BatchEvent, BatchPhase, RunControl
-from services.batch.sinks import open_sink
-from services.precomputed.store_urls import open_store
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.job import BatchConfig, BatchReport
+from mlctl.services.batch.run import BatchEvent, BatchPhase, RunControl
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.precomputed.store_urls import open_store
 from tests.services.precomputed.conftest import NAME, Bench
 from tests.services.precomputed.servers import RedisServer, redis_server
 from tests.support import tables
@@ -149,7 +149,7 @@ def test_job__other_is_abandoned__its_generation_is_dropped_after_a_day(
     (left,) = jobs.store.generations()
     jobs.run("b", jobs.rows("new", first=50))
     assert [each.rows for each in jobs.store.generations()] == [left.rows, ROWS]
-    monkeypatch.setattr("services.batch.precomputed_sink.ABANDONED_SECONDS", 0.0)
+    monkeypatch.setattr("mlctl.services.batch.precomputed_sink.ABANDONED_SECONDS", 0.0)
     jobs.run("b", jobs.rows("newer", first=100))
     assert jobs.states() == [(False, True, ROWS), (True, False, ROWS)]
 

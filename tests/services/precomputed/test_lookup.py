@@ -12,11 +12,11 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.precomputed.base import PrecomputedRow
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.precomputed.base import PrecomputedRow
 from tests.services.precomputed.conftest import (
     DOORS,
     INFER,

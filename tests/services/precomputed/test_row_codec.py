@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, TensorSpec
-from services.precomputed.base import StoreError
-from services.precomputed.row_codec import RowCodec
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.services.precomputed.base import StoreError
+from mlctl.services.precomputed.row_codec import RowCodec
 
 NUMBERS = (
     TensorSpec(name="score", dtype=Datatype.FP32, shape=(-1, 2)),

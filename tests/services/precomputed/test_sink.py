@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.job import BatchConfig
-from services.batch.sinks import open_sink
-from services.online.models.served_model import ServedModel
-from services.precomputed.store_urls import open_store
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.precomputed.store_urls import open_store
 from tests.services.precomputed.conftest import NAME, Ask, Bench
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle

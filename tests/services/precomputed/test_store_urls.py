@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner
 
-from bundle.errors import ErrorCode, MlctlError
-from cli.main import cli
-from services.online.settings import load_settings
-from services.precomputed.settings import read_store_location
-from services.precomputed.store_urls import redact_location
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.cli.main import cli
+from mlctl.services.online.settings import load_settings
+from mlctl.services.precomputed.settings import read_store_location
+from mlctl.services.precomputed.store_urls import redact_location
 
 
 @pytest.mark.parametrize("load", [read_store_location, load_settings])

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.batch.job import BatchConfig
-from services.batch.sinks import open_sink
-from services.online.models.served_model import ServedModel
-from services.precomputed.base import JobRecord, PrecomputedRow, PrecomputedStore
-from services.precomputed.store_urls import list_names, open_store
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.batch.job import BatchConfig
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.precomputed.base import JobRecord, PrecomputedRow, PrecomputedStore
+from mlctl.services.precomputed.store_urls import list_names, open_store
 from tests.services.precomputed.conftest import NAME, Ask, Bench, make_live
 from tests.services.precomputed.servers import redis_server
 from tests.support import tables

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.protocol.codec import V2Codec
-from services.protocol.wire import InferRequest
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.wire import InferRequest
 
 SIGNATURE = Signature(
     inputs=(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import BusyError
-from services.protocol import compression as encoding
-from services.protocol.compression import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import BusyError
+from mlctl.services.protocol import compression as encoding
+from mlctl.services.protocol.compression import (
     CODINGS,
     COMPRESS_FROM_BYTES,
     COMPRESS_TO_BYTES,

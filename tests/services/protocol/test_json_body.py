@@ -2,8 +2,8 @@ import tracemalloc
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.protocol.json_body import MAX_OBJECTS, MAX_VALUES, parse_object
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.protocol.json_body import MAX_OBJECTS, MAX_VALUES, parse_object
 
 
 def test_parse_object__valid_object__is_read() -> None:

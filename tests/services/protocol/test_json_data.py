@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.errors import MlctlError
-from bundle.tensors import Datatype, TensorSpec
-from services.protocol.json_data import decode_data, encode_data
-from services.protocol.wire import declare
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.services.protocol.json_data import decode_data, encode_data
+from mlctl.services.protocol.wire import declare
 
 
 def spec_of(dtype: str) -> TensorSpec:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.codec import V2Codec
-from services.protocol.compression import deflate
-from services.protocol.json_body import Numbers, parse_object, parse_request
-from services.protocol.wire import InferRequest
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.codec import V2Codec
+from mlctl.services.protocol.compression import deflate
+from mlctl.services.protocol.json_body import Numbers, parse_object, parse_request
+from mlctl.services.protocol.wire import InferRequest
 from tests.services.online.http.test_app import INFER, open_client
 from tests.support.listening import until
 

@@ -7,7 +7,7 @@ import pytest
 from grpc_tools import protoc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
-from services.protocol.messages import DESCRIPTORS, SERVICE, methods
+from mlctl.services.protocol.messages import DESCRIPTORS, SERVICE, methods
 
 TRITON: Any = service_pb2
 

@@ -1,7 +1,7 @@
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.protocol.priority import Priority, parse_priority, priority_of_headers
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.protocol.priority import Priority, parse_priority, priority_of_headers
 
 
 def test_parse_priority__names_or_numbers__are_read() -> None:

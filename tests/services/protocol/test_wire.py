@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from bundle.errors import MlctlError
-from bundle.tensors import Datatype, TensorSpec
-from services.protocol.wire import check_outputs, declare, decode_raw, encode_raw
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.services.protocol.wire import check_outputs, declare, decode_raw, encode_raw
 
 SPECS = {
     "x": TensorSpec(name="x", dtype=Datatype.FP32, shape=(-1, 2)),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.access import Access
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.access import Access
 
 ONE, TWO, THREE = (f"{name}-0123456789abcdef" for name in ("one", "two", "three"))
 
@@ -72,7 +72,7 @@ def test_access__several_tokens__compares_each_every_time(
         compared.append(known)
         return real(given, known)
 
-    monkeypatch.setattr("services.runtime.access.compare_digest", counted)
+    monkeypatch.setattr("mlctl.services.runtime.access.compare_digest", counted)
     access = Access(file=path)
     for token in (ONE, THREE, "wrong-token-0123456789"):
         compared.clear()

@@ -1,6 +1,6 @@
 import pytest
 
-from services.runtime.batch_costs import BatchCosts
+from mlctl.services.runtime.batch_costs import BatchCosts
 
 
 def test_seconds__no_batch_observed__is_zero() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.server.service_bundle import find_bundles
-from services.online.settings import ServerSettings
-from services.runtime.bento_layout import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.server.service_bundle import find_bundles
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.bento_layout import (
     MODELS_FILE,
     BentoContents,
     combine_bundles,
@@ -20,7 +20,7 @@ from services.runtime.bento_layout import (
     read_bento_manifest,
     read_contents,
 )
-from services.runtime.scorable import scorable_in
+from mlctl.services.runtime.scorable import scorable_in
 from tests.support.bundles import make_bundle
 
 

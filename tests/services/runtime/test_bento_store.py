@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from bento.packaging import BuiltBento
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import bento_home
-from services.runtime.bento_store import find_bento, list_bentos
+from mlctl.bento.packaging import BuiltBento
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import bento_home
+from mlctl.services.runtime.bento_store import find_bento, list_bentos
 
 
 @pytest.fixture

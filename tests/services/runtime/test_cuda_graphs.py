@@ -12,19 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import services.runtime.cuda_graphs
-import services.runtime.scorer
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME, Batching
-from bundle.tensors import Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.online.settings import ServerSettings
-from services.runtime.cuda_graphs import CudaGraphSession, open_cuda_graphs
-from services.runtime.padding import RowPaddedSession
-from services.runtime.run_errors import RunError
-from services.runtime.scorable import open_scorer
-from services.runtime.scorer import Scorer
-from services.runtime.session import OnnxSession, Session, open_session
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME, Batching
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime import cuda_graphs, scorer
+from mlctl.services.runtime.cuda_graphs import CudaGraphSession, open_cuda_graphs
+from mlctl.services.runtime.padding import RowPaddedSession
+from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.runtime.scorable import open_scorer
+from mlctl.services.runtime.scorer import Scorer
+from mlctl.services.runtime.session import OnnxSession, Session, open_session
 from tests.support import tables
 
 BUCKETS = (1, 4, 16)
@@ -180,8 +179,8 @@ def opened(
             raise refusal
         return Capturing(model) if graphs else open_session(path)
 
-    monkeypatch.setattr(services.runtime.cuda_graphs, "open_session", open_here)
-    monkeypatch.setattr(services.runtime.scorer, "open_session", open_here)
+    monkeypatch.setattr(cuda_graphs, "open_session", open_here)
+    monkeypatch.setattr(scorer, "open_session", open_here)
     return asked
 
 
@@ -258,7 +257,7 @@ def test_batch_job__on_tensorrt__takes_no_more_rows_than_the_engine_was_built_fo
         session.provider = provider
         return session
 
-    monkeypatch.setattr(services.runtime.scorer, "open_session", open_here)
+    monkeypatch.setattr(scorer, "open_session", open_here)
     monkeypatch.setenv("MLCTL_PROVIDER", provider)
     assert open_scorer(bundle, 64).max_rows == rows
     assert (open_scorer(bundle).max_rows > 32) is (provider == "cpu")

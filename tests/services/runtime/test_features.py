@@ -14,20 +14,20 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from loadtest.parity.batch_path import BatchPath
-from loadtest.parity.stream_path import StreamPath
-from optimize.transforms.transform import read_transform
-from services.online.http.inference import timing
-from services.online.models.served_model import ServedModel
-from services.online.settings import load_settings
-from services.runtime.features import FeatureLookup, FeatureTable, open_store
-from services.runtime.scorer import Scorer
-from services.runtime.settings import RuntimeSettings
-from services.runtime.transform import Transform, TransformError, load_module
-from services.runtime.warmup import check_golden
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.loadtest.parity.batch_path import BatchPath
+from mlctl.loadtest.parity.stream_path import StreamPath
+from mlctl.optimize.transforms.transform import read_transform
+from mlctl.services.online.http.inference import timing
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import load_settings
+from mlctl.services.runtime.features import FeatureLookup, FeatureTable, open_store
+from mlctl.services.runtime.scorer import Scorer
+from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.runtime.transform import Transform, TransformError, load_module
+from mlctl.services.runtime.warmup import check_golden
 from tests.services.precomputed.servers import redis_server
 from tests.support.transforms import make_text_bundle, token_signature
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.golden import load_golden, save_golden
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.golden import load_golden, save_golden
 
 
 def test_golden__saved__is_read_back(tmp_path: Path) -> None:

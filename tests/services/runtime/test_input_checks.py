@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import InputConstraints
-from services.runtime.input_checks import ValueChecks
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import InputConstraints
+from mlctl.services.runtime.input_checks import ValueChecks
 
 CITY = {"categories": {"x": ("Oslo", "Rome")}}
 

@@ -4,9 +4,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME
-from services.runtime.onnx_graph import has_data_files, read_graph
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.services.runtime.onnx_graph import has_data_files, read_graph
 
 
 def external_model(path: Path, location: str) -> None:

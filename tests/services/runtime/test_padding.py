@@ -3,8 +3,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.runtime.padding import Arrays, LengthPadding, RowPaddedSession, shape_key
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.runtime.padding import Arrays, LengthPadding, RowPaddedSession, shape_key
 from tests.services.online.batching.test_joining import joined
 from tests.support.sessions import FunctionSession
 

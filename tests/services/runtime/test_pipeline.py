@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.runtime.pipeline import make_pipeline, pipeline_signature
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.runtime.pipeline import make_pipeline, pipeline_signature
 
 
 def tensor(text: str) -> TensorSpec:

@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.batch.job import BatchConfig, BatchReport, Executor, run_job
-from services.batch.local_executor import local_executor
-from services.batch.run import ErrorLimit, RunControl
-from services.batch.sinks import open_sink
-from services.batch.sources import open_source
-from services.batch.units import Sink
-from services.runtime.bento_layout import BentoContents, combine_bundles
-from services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
-from services.runtime.run_errors import ModelRunError, is_out_of_memory
-from services.runtime.scorable import find_scorable, open_scorable, unit_rows
-from services.stream.base import ConnectionRequest, StreamUrl
-from services.stream.engine import RunSettings
-from services.stream.payloads import PayloadRequest
-from services.stream.run import StreamConfig as StreamWanted
-from services.stream.run import default_dead, run_stream
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.batch.job import BatchConfig, BatchReport, Executor, run_job
+from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.run import ErrorLimit, RunControl
+from mlctl.services.batch.sinks import open_sink
+from mlctl.services.batch.sources import open_source
+from mlctl.services.batch.units import Sink
+from mlctl.services.runtime.bento_layout import BentoContents, combine_bundles
+from mlctl.services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
+from mlctl.services.runtime.run_errors import ModelRunError, is_out_of_memory
+from mlctl.services.runtime.scorable import find_scorable, open_scorable, unit_rows
+from mlctl.services.stream.base import ConnectionRequest, StreamUrl
+from mlctl.services.stream.engine import RunSettings
+from mlctl.services.stream.payloads import PayloadRequest
+from mlctl.services.stream.run import StreamConfig as StreamWanted
+from mlctl.services.stream.run import default_dead, run_stream
 from tests.services.runtime.test_bento_layout import lay_out
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle

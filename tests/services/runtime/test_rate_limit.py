@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.rate_limit import RateLimit
+from mlctl.services.runtime.rate_limit import RateLimit
 
 MONTHS = 1e7
 

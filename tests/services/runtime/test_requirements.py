@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.runtime import requirements
-from services.runtime.requirements import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime import requirements
+from mlctl.services.runtime.requirements import (
     RuntimeFlavor,
     check_installed,
     parse_requirements,
     pin_requirements,
 )
-from services.runtime.transform import load_transform
+from mlctl.services.runtime.transform import load_transform
 from tests.support.transforms import TOKENIZER, make_text_bundle
 
 HERE = dict.fromkeys(requirements.REQUIREMENTS, "1.2.3")

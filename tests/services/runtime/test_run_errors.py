@@ -1,6 +1,6 @@
 import pytest
 
-from services.runtime.run_errors import InputRejectedError, RunError, run_error
+from mlctl.services.runtime.run_errors import InputRejectedError, RunError, run_error
 
 INVALID = "2 : INVALID_ARGUMENT"
 FAIL = "1 : FAIL"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bento.packaging import BuiltBento
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.runtime.scorable import (
+from mlctl.bento.packaging import BuiltBento
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.scorable import (
     check_batched,
     find_scorable,
     open_scorer,

@@ -4,13 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import GOLDEN_NAME, Axis, InputConstraints, Manifest
-from bundle.verify import VerifiedBundle
-from services.online.settings import ServerSettings
-from services.runtime.padding import RowPaddedSession
-from services.runtime.run_errors import InputRejectedError, ModelRunError
-from services.runtime.scorer import Scorer
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import GOLDEN_NAME, Axis, InputConstraints, Manifest
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.padding import RowPaddedSession
+from mlctl.services.runtime.run_errors import InputRejectedError, ModelRunError
+from mlctl.services.runtime.scorer import Scorer
 from tests.support.bundles import LOOKUP_ROWS, expected, make_lookup_bundle
 from tests.support.manifests import manifest_document
 from tests.support.sessions import FunctionSession

@@ -9,13 +9,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import MODEL_NAME
-from bundle.verify import VerifiedBundle
-from services.runtime import int8_kernels, session
-from services.runtime.session import open_session
-from services.runtime.tensorrt import provider as tensorrt_provider
-from services.runtime.tensorrt.provider import Providers
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime import int8_kernels, session
+from mlctl.services.runtime.session import open_session
+from mlctl.services.runtime.tensorrt import provider as tensorrt_provider
+from mlctl.services.runtime.tensorrt.provider import Providers
 from tests.services.runtime.tensorrt.graphs import scaling
 from tests.support.bundles import expected
 
@@ -83,7 +83,9 @@ def test_session__unaligned_input__gives_the_same_answer(bundle: VerifiedBundle)
 def test_session__opened__sends_no_telemetry(bundle: VerifiedBundle, tmp_path: Path) -> None:
     """Its wheels keep an identifier of the device in the home of whoever they report on."""
     script = (
-        "import sys; from pathlib import Path; from services.runtime.session import open_session; "
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from mlctl.services.runtime.session import open_session\n"
         "open_session(Path(sys.argv[1]))"
     )
     home = tmp_path / "home"

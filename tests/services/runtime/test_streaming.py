@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.priority import Priority
-from services.runtime.streaming import ROOM, AnswerStream
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.runtime.streaming import ROOM, AnswerStream
 from tests.services.online.http.test_app import REQUEST, Client, counted, open_client
 from tests.support.listening import until
 from tests.support.streams import code_of, counting_row, make_stream_bundle
@@ -270,7 +270,7 @@ async def test_stream__above_the_limit__is_rejected(counting: VerifiedBundle) ->
 def test_stream__no_part_for_a_while__sends_a_heartbeat(
     ask: Ask, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.online.http.calls.HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("mlctl.services.online.http.calls.HEARTBEAT_SECONDS", 0.02)
 
     async def use(client: Client, _host: ServedModel, code: ModuleType) -> None:
         gate = threading.Event()

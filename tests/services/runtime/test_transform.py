@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.clock import SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle, verify
-from services.online.batching.executor import Answer, BatchExecutor
-from services.online.batching.scheduler import Limits
-from services.online.metrics.counts import BatchStats
-from services.online.settings import ServerSettings
-from services.runtime.scorer import Scorer
-from services.runtime.transform import Transform, TransformError, load_module, load_transform
-from services.runtime.warmup import check_golden
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.services.online.batching.executor import Answer, BatchExecutor
+from mlctl.services.online.batching.scheduler import Limits
+from mlctl.services.online.metrics.counts import BatchStats
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.scorer import Scorer
+from mlctl.services.runtime.transform import Transform, TransformError, load_module, load_transform
+from mlctl.services.runtime.warmup import check_golden
 from tests.support.transforms import (
     TOKENIZER,
     make_text_bundle,

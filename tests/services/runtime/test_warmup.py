@@ -4,14 +4,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Manifest
-from bundle.verify import VerifiedBundle
-from services.online.settings import ServerSettings
-from services.runtime.padding import LengthPadding
-from services.runtime.run_errors import RunError
-from services.runtime.scorer import Scorer
-from services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Manifest
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.padding import LengthPadding
+from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.runtime.scorer import Scorer
+from mlctl.services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
 from tests.support.bundles import expected, make_bundle
 from tests.support.clock import ManualClock
 from tests.support.manifests import manifest_document
@@ -164,7 +164,7 @@ def test_warm_up__activations_take_much_memory__larger_batches_are_not_tried(
     bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resident = [0]
-    monkeypatch.setattr("services.runtime.warmup._resident_bytes", lambda: resident[0])
+    monkeypatch.setattr("mlctl.services.runtime.warmup._resident_bytes", lambda: resident[0])
 
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         resident[0] = max(resident[0], len(inputs["x"]) * (3 << 20))

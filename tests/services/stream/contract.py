@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.stream.base import (
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
@@ -25,8 +25,8 @@ from services.stream.base import (
     StreamConnection,
     StreamUrl,
 )
-from services.stream.transports import transport_of
-from services.stream.transports.bridge import connect
+from mlctl.services.stream.transports import transport_of
+from mlctl.services.stream.transports.bridge import connect
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _NUMBER = itertools.count()

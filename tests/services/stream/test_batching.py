@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.stream.base import Message
-from services.stream.batching import BatchGoals, BatchingWindow, DeadLetterLimit, MessageBuffer
+from mlctl.services.stream.base import Message
+from mlctl.services.stream.batching import (
+    BatchGoals,
+    BatchingWindow,
+    DeadLetterLimit,
+    MessageBuffer,
+)
 
 
 def messages(first: int, last: int, size: int = 1, partition: str = "0") -> list[Message]:

@@ -11,9 +11,9 @@ from typing import Self
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import AnswerHeaders
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.answer_headers import AnswerHeaders
+from mlctl.services.stream.base import (
     Commit,
     Guarantee,
     LostPartitionsError,
@@ -23,10 +23,10 @@ from services.stream.base import (
     StreamConnection,
     StreamUrl,
 )
-from services.stream.batching import BatchGoals
-from services.stream.engine import RunSettings, StreamEngine, StreamReport
-from services.stream.events import StreamEvent, StreamPhase
-from services.stream.scoring import MessageScorer
+from mlctl.services.stream.batching import BatchGoals
+from mlctl.services.stream.engine import RunSettings, StreamEngine, StreamReport
+from mlctl.services.stream.events import StreamEvent, StreamPhase
+from mlctl.services.stream.scoring import MessageScorer
 from tests.services.stream.test_scoring import Doubling, Numbers
 from tests.support.wait import PATIENCE_SECONDS
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
@@ -29,9 +29,9 @@ from services.stream.base import (
     StreamConnection,
     StreamUrl,
 )
-from services.stream.transports import kafka_producer
-from services.stream.transports.kafka import KafkaTransport, transport
-from services.stream.transports.kafka_consumer import GroupConsumer
+from mlctl.services.stream.transports import kafka_producer
+from mlctl.services.stream.transports.kafka import KafkaTransport, transport
+from mlctl.services.stream.transports.kafka_consumer import GroupConsumer
 from tests.services.stream.contract import (
     Broker,
     Places,
@@ -394,8 +394,8 @@ def test_kafka__brokers_come_back__no_duplicates(
 
 _VICTIM = """
 import sys, time
-from services.stream.base import ConnectionRequest, StreamUrl
-from services.stream.transports.kafka import transport
+from mlctl.services.stream.base import ConnectionRequest, StreamUrl
+from mlctl.services.stream.transports.kafka import transport
 from tests.services.stream.contract import answer, take
 
 source, answers = map(StreamUrl.parse, sys.argv[1:])

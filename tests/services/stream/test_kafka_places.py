@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import ConnectionRequest, StreamUrl
-from services.stream.transports.kafka import transport
-from services.stream.transports.kafka_client import properties
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import ConnectionRequest, StreamUrl
+from mlctl.services.stream.transports.kafka import transport
+from mlctl.services.stream.transports.kafka_client import properties
 from tests.services.stream.contract import numbered, numbers, send, take
 from tests.support.kafka import MockKafka
 

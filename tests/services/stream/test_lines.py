@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle import files
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import (
+from mlctl.bundle import files
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
@@ -26,9 +26,9 @@ from services.stream.base import (
     StreamConnection,
     StreamUrl,
 )
-from services.stream.transports import lines
-from services.stream.transports.bridge import connect
-from services.stream.transports.lines import FileConnection, LineReader, from_line, to_line
+from mlctl.services.stream.transports import lines
+from mlctl.services.stream.transports.bridge import connect
+from mlctl.services.stream.transports.lines import FileConnection, LineReader, from_line, to_line
 from tests.services.stream.contract import (
     Broker,
     TransportContract,
@@ -327,8 +327,8 @@ def test_lines__output_with_an_unfinished_line__is_ended_first(tmp_path: Path) -
 @pytest.mark.slow
 def test_lines__pipes__carry_messages() -> None:
     program = (
-        "from services.stream.base import *\n"
-        "from services.stream.transports.bridge import connect\n"
+        "from mlctl.services.stream.base import *\n"
+        "from mlctl.services.stream.transports.bridge import connect\n"
         "request = ConnectionRequest(StreamUrl.parse('-'), 'g', StreamUrl.parse('-'))\n"
         "with connect(request) as link:\n"
         "    assert link.guarantee is Guarantee.AT_LEAST_ONCE\n"

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import MlctlError
-from services.runtime.access import Access
-from services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
-from services.stream.metrics import StreamMetrics, counted_events, serving
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.runtime.access import Access
+from mlctl.services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
+from mlctl.services.stream.metrics import StreamMetrics, counted_events, serving
 from tests.support.clock import ManualClock
 
 

@@ -11,8 +11,8 @@ import pytest
 import redis
 import redis.connection
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
@@ -20,7 +20,7 @@ from services.stream.base import (
     Outgoing,
     StreamUrl,
 )
-from services.stream.transports.redis import transport
+from mlctl.services.stream.transports.redis import transport
 from tests.services.precomputed.servers import RedisServer, redis_server
 from tests.services.stream.contract import (
     Broker,

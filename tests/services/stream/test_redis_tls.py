@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import ConnectionRequest, Guarantee, StreamUrl
-from services.stream.transports import transport_of
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import ConnectionRequest, Guarantee, StreamUrl
+from mlctl.services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import answer, numbered, numbers, read, send, take
 from tests.support.certificates import issue_certificates

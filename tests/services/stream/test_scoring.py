@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.bisect import TooManyError
-from services.runtime.run_errors import ModelRunError
-from services.stream.answer_headers import AnswerHeaders
-from services.stream.base import Decoded, Message, StreamUrl
-from services.stream.scoring import Fault, MessageScorer, OutOfMemoryError
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.bisect import TooManyError
+from mlctl.services.runtime.run_errors import ModelRunError
+from mlctl.services.stream.answer_headers import AnswerHeaders
+from mlctl.services.stream.base import Decoded, Message, StreamUrl
+from mlctl.services.stream.scoring import Fault, MessageScorer, OutOfMemoryError
 
 
 class Numbers:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,
     Guarantee,
@@ -19,7 +19,7 @@ from services.stream.base import (
     Outgoing,
     StreamUrl,
 )
-from services.stream.transports.sqlite import Log, SqliteConnection, transport
+from mlctl.services.stream.transports.sqlite import Log, SqliteConnection, transport
 from tests.services.stream.contract import (
     Broker,
     TransportContract,
@@ -267,7 +267,7 @@ def test_sqlite_log__locked_file__is_retried(
     source: StreamUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(source, numbered(0, 1))
-    monkeypatch.setattr("services.stream.transports.sqlite._BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("mlctl.services.stream.transports.sqlite._BUSY_SECONDS", 0.01)
     with sqlite3.connect(source.address) as db:
         db.execute("BEGIN IMMEDIATE")
         with pytest.raises(MlctlError) as caught:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import ConnectionRequest, Outgoing, RejectedAnswersError, StreamUrl
-from services.stream.engine import RunSettings
-from services.stream.payloads import PayloadRequest
-from services.stream.run import StreamConfig, run_stream
-from services.stream.transports import transport_of
-from services.stream.transports.table import TableProducer
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import ConnectionRequest, Outgoing, RejectedAnswersError, StreamUrl
+from mlctl.services.stream.engine import RunSettings
+from mlctl.services.stream.payloads import PayloadRequest
+from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.transports import transport_of
+from mlctl.services.stream.transports.table import TableProducer
 from tests.services.stream.contract import read, send
 from tests.support.bundles import make_bundle
 from tests.support.postgres import PostgresServer

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Message, Outgoing, StreamUrl
-from services.stream.tools import as_document, as_lines, redrive, send
-from services.stream.transports import transport_of
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import Message, Outgoing, StreamUrl
+from mlctl.services.stream.tools import as_document, as_lines, redrive, send
+from mlctl.services.stream.transports import transport_of
 from tests.services.stream.contract import read, values
 
 

@@ -14,14 +14,14 @@ from urllib.parse import urlencode
 
 import pytest
 
-from bundle.clock import SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.answer_headers import AnswerHeaders
-from services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
-from services.stream.engine import RunSettings, StreamEngine, StreamReport
-from services.stream.events import StreamPhase
-from services.stream.scoring import MessageScorer
-from services.stream.transports.bridge import connect
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.answer_headers import AnswerHeaders
+from mlctl.services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
+from mlctl.services.stream.engine import RunSettings, StreamEngine, StreamReport
+from mlctl.services.stream.events import StreamPhase
+from mlctl.services.stream.scoring import MessageScorer
+from mlctl.services.stream.transports.bridge import connect
 from tests.services.precomputed.servers import redis_server
 from tests.services.stream.contract import numbers, read, send, take
 from tests.services.stream.test_engine import (
@@ -221,8 +221,8 @@ def test_until_empty__peer_holds_the_only_partition__waits_for_its_commit(
 
 _VICTIM = """
 import sys, time
-from services.stream.base import Commit, ConnectionRequest, Outgoing, StreamUrl
-from services.stream.transports.bridge import connect
+from mlctl.services.stream.base import Commit, ConnectionRequest, Outgoing, StreamUrl
+from mlctl.services.stream.transports.bridge import connect
 from tests.services.stream.contract import take
 
 source, answers = map(StreamUrl.parse, sys.argv[1:])

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import (
     ConnectionRequest,
     Outgoing,
     RejectedAnswersError,
     RetryLaterError,
     StreamUrl,
 )
-from services.stream.engine import RunSettings
-from services.stream.run import StreamConfig, run_stream
-from services.stream.transports import transport_of
-from services.stream.transports.bridge import connect
-from services.stream.transports.webhook import WebhookProducer
+from mlctl.services.stream.engine import RunSettings
+from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.transports import transport_of
+from mlctl.services.stream.transports.bridge import connect
+from mlctl.services.stream.transports.webhook import WebhookProducer
 from tests.services.stream.contract import read, send
 from tests.support.bundles import make_bundle
 from tests.support.receiver import Receiver, receiving

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import Hold, Inflight, deadline_exceeded
-from services.online.grpc.http2.frames import Reason
-from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, CallHead, make_trailers
-from services.online.grpc.http2.messages import Assembler, frame, unpack, unpack_apart
-from services.online.grpc.http2.outbox import SendQueue
-from services.online.grpc.status import Trailer, status_of, trailers
-from services.online.security.public import failed, is_public
-from services.protocol.wire import invalid
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import Hold, Inflight, deadline_exceeded
+from mlctl.services.online.grpc.http2.frames import Reason
+from mlctl.services.online.grpc.http2.head import HEADERS, OK_TRAILERS, CallHead, make_trailers
+from mlctl.services.online.grpc.http2.messages import Assembler, frame, unpack, unpack_apart
+from mlctl.services.online.grpc.http2.outbox import SendQueue
+from mlctl.services.online.grpc.status import Trailer, status_of, trailers
+from mlctl.services.online.security.public import failed, is_public
+from mlctl.services.protocol.wire import invalid
 
 # Memory of a waiting call beside its headers: 2.5 to 7 KB, by its kind.
 CALL_BYTES = 8 << 10

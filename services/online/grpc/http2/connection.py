@@ -14,10 +14,10 @@ from itertools import chain
 from time import monotonic
 from typing import Any, Protocol, cast
 
-from bundle.errors import MlctlError
-from services.online.grpc.http2.call import GrpcCall
-from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.events import (
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.grpc.http2.call import GrpcCall
+from mlctl.services.online.grpc.http2.core import Core
+from mlctl.services.online.grpc.http2.events import (
     ControlFrame,
     DataReceived,
     Event,
@@ -28,11 +28,11 @@ from services.online.grpc.http2.events import (
     WholeCallReceived,
     WindowOpened,
 )
-from services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
-from services.online.grpc.http2.head import CallHead
-from services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
-from services.online.grpc.http2.outbox import Parking, SendQueue
-from services.online.turns import turns_of
+from mlctl.services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
+from mlctl.services.online.grpc.http2.head import CallHead
+from mlctl.services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
+from mlctl.services.online.grpc.http2.outbox import Parking, SendQueue
+from mlctl.services.online.turns import turns_of
 
 _DRAIN_PING = b"mlctlend"
 _ALIVE_PING = b"mlctlpng"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
 
-from services.online.grpc.http2 import frames
-from services.online.grpc.http2.events import (
+from mlctl.services.online.grpc.http2 import frames
+from mlctl.services.online.grpc.http2.events import (
     ControlFrame,
     DataReceived,
     Event,
@@ -23,8 +23,8 @@ from services.online.grpc.http2.events import (
     WholeCallReceived,
     WindowOpened,
 )
-from services.online.grpc.http2.frames import BrokenError, Reason, SettingId
-from services.online.grpc.http2.head import (
+from mlctl.services.online.grpc.http2.frames import BrokenError, Reason, SettingId
+from mlctl.services.online.grpc.http2.head import (
     HEADERS,
     OK_TRAILERS,
     Fields,
@@ -32,8 +32,8 @@ from services.online.grpc.http2.head import (
     check_length,
     check_trailers,
 )
-from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
-from services.online.grpc.http2.messages import PREFIX_BYTES
+from mlctl.services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
+from mlctl.services.online.grpc.http2.messages import PREFIX_BYTES
 
 WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 16 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.online.grpc.http2.head import CallHead
+from mlctl.services.online.grpc.http2.head import CallHead
 
 
 class WholeCallReceived(NamedTuple):

@@ -11,13 +11,13 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
-from bundle.errors import MlctlError
-from services.online.grpc.http2.huffman import decode_huffman
-from services.online.grpc.http2.messages import CODINGS
-from services.online.grpc.status import Trailer
-from services.online.http.fields import fields_of
-from services.protocol.priority import PRIORITY_HEADER
-from services.protocol.wire import invalid
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.grpc.http2.huffman import decode_huffman
+from mlctl.services.online.grpc.http2.messages import CODINGS
+from mlctl.services.online.grpc.status import Trailer
+from mlctl.services.online.http.fields import fields_of
+from mlctl.services.protocol.priority import PRIORITY_HEADER
+from mlctl.services.protocol.wire import invalid
 
 Fields = tuple[tuple[bytes, bytes], ...]
 CONTENT_TYPE = b"application/grpc"

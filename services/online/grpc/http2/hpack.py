@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hpack import Encoder, HPACKDecodingError
 from hpack.table import HeaderTable
 
-from services.online.grpc.http2.head import (
+from mlctl.services.online.grpc.http2.head import (
     FIELD_BYTES,
     LENGTH,
     VARYING,
@@ -27,7 +27,7 @@ from services.online.grpc.http2.head import (
     parse_head,
     text_of,
 )
-from services.online.grpc.http2.huffman import broken_block, decode_huffman, is_plain
+from mlctl.services.online.grpc.http2.huffman import broken_block, decode_huffman, is_plain
 
 # Announces an empty table that stays empty, RFC 7541 (6.3), whatever size the client allows.
 NO_TABLE = b"\x20"

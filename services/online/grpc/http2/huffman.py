@@ -11,7 +11,7 @@ from hpack.huffman_table import (
     HUFFMAN_TABLE,
 )
 
-from services.online.grpc.http2.frames import BrokenError, Reason
+from mlctl.services.online.grpc.http2.frames import BrokenError, Reason
 
 
 class _HuffmanSteps(dict[int, tuple[int, bytes, bool]]):

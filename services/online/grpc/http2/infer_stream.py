@@ -9,16 +9,16 @@ import time
 from collections.abc import Sequence
 from email.utils import formatdate
 
-from bundle.errors import MlctlError
-from services.online.batching.admission import Hold, Inflight, QueueFullError
-from services.online.grpc.http2.call import CALL_BYTES, CallConnection
-from services.online.grpc.http2.head import PER_CALL, CallHead
-from services.online.grpc.http2.hpack import literal, string
-from services.online.http.app import no_such_path, require_infer_path
-from services.online.http.inference import InferExchange, InferHandler, plain_target
-from services.online.http.responses import Response, error_response
-from services.online.http.unparsed import CHANGES_MEANING
-from services.online.models.repository import Serving
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.batching.admission import Hold, Inflight, QueueFullError
+from mlctl.services.online.grpc.http2.call import CALL_BYTES, CallConnection
+from mlctl.services.online.grpc.http2.head import PER_CALL, CallHead
+from mlctl.services.online.grpc.http2.hpack import literal, string
+from mlctl.services.online.http.app import no_such_path, require_infer_path
+from mlctl.services.online.http.inference import InferExchange, InferHandler, plain_target
+from mlctl.services.online.http.responses import Response, error_response
+from mlctl.services.online.http.unparsed import CHANGES_MEANING
+from mlctl.services.online.models.repository import Serving
 
 _STATUS, _LENGTH, _JSON_LENGTH = b":status", b"content-length", b"inference-header-content-length"
 _CONTINUE = literal(_STATUS, b"100")

@@ -10,9 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from struct import Struct
 
-from services.online.batching.admission import Hold, Inflight, too_many_bytes
-from services.protocol.compression import inflate, inflate_on_thread
-from services.protocol.wire import invalid
+from mlctl.services.online.batching.admission import Hold, Inflight, too_many_bytes
+from mlctl.services.protocol.compression import inflate, inflate_on_thread
+from mlctl.services.protocol.wire import invalid
 
 _PREFIX = Struct(">BL")
 PREFIX_BYTES = _PREFIX.size

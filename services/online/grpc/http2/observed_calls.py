@@ -7,12 +7,12 @@ from time import perf_counter
 
 import numpy as np
 
-from bundle.errors import MlctlError
-from services.online.batching.executor import Answer
-from services.online.grpc.http2.head import CallHead
-from services.online.http.responses import RequestIds
-from services.online.models.served_model import ServedModel
-from services.online.observability.calls import GRPC, OK
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.grpc.http2.head import CallHead
+from mlctl.services.online.http.responses import RequestIds
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.observability.calls import GRPC, OK
 
 
 class GrpcCalls:

@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from services.online.grpc.http2.core import Sending
-from services.online.grpc.http2.frames import Reason
-from services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
-from services.online.grpc.http2.hpack import encode
-from services.online.grpc.http2.messages import frame
+from mlctl.services.online.grpc.http2.core import Sending
+from mlctl.services.online.grpc.http2.frames import Reason
+from mlctl.services.online.grpc.http2.head import HEADERS, OK_TRAILERS, Fields
+from mlctl.services.online.grpc.http2.hpack import encode
+from mlctl.services.online.grpc.http2.messages import frame
 
 # A client must read so much of a parked answer in its time.
 _STALL_BYTES = 4 << 10

@@ -11,19 +11,19 @@ from typing import Any
 
 import grpc
 
-from bundle.errors import MlctlError
-from services.online.batching.admission import Inflight
-from services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
-from services.online.grpc.http2.connection import Connection, OpenWhole, Times
-from services.online.grpc.http2.head import CallHead
-from services.online.grpc.http2.infer_stream import InferStream, InferStreams
-from services.online.grpc.http2.messages import CODINGS
-from services.online.grpc.http2.observed_calls import GrpcCalls
-from services.online.grpc.http2.outbox import Parking
-from services.online.models.extensions import unserved_method
-from services.online.models.repository import Serving
-from services.online.ports import port_taken
-from services.protocol.messages import SERVICE
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.batching.admission import Inflight
+from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
+from mlctl.services.online.grpc.http2.connection import Connection, OpenWhole, Times
+from mlctl.services.online.grpc.http2.head import CallHead
+from mlctl.services.online.grpc.http2.infer_stream import InferStream, InferStreams
+from mlctl.services.online.grpc.http2.messages import CODINGS
+from mlctl.services.online.grpc.http2.observed_calls import GrpcCalls
+from mlctl.services.online.grpc.http2.outbox import Parking
+from mlctl.services.online.models.extensions import unserved_method
+from mlctl.services.online.models.repository import Serving
+from mlctl.services.online.ports import port_taken
+from mlctl.services.protocol.messages import SERVICE
 
 # As over HTTP. A client that finds it full retries a second later.
 _BACKLOG = 2048

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from bundle.tensors import DYNAMIC, Datatype, Signature
-from services.online.grpc.codec import from_values
-from services.online.grpc.typed.descriptors import make_messages
-from services.online.grpc.typed.layout import DIGEST, Field, TypedLayout
-from services.protocol.wire import InferRequest, declare, decode_raw, encode_raw, invalid
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature
+from mlctl.services.online.grpc.codec import from_values
+from mlctl.services.online.grpc.typed.descriptors import make_messages
+from mlctl.services.online.grpc.typed.layout import DIGEST, Field, TypedLayout
+from mlctl.services.protocol.wire import InferRequest, declare, decode_raw, encode_raw, invalid
 
 
 class TypedCodec:

@@ -18,7 +18,7 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
 )
 
-from services.online.grpc.typed.layout import DIGEST, FIRST, Field, TypedLayout
+from mlctl.services.online.grpc.typed.layout import DIGEST, FIRST, Field, TypedLayout
 
 _TYPES: Mapping[str, Any] = MappingProxyType(
     {

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bundle.tensors import DYNAMIC, Datatype
-from services.online.openapi.model import ApiModel, ApiTensor
+from mlctl.bundle.tensors import DYNAMIC, Datatype
+from mlctl.services.online.openapi.model import ApiModel, ApiTensor
 
 FIRST = 11  # lower numbers are reserved for fields that are not tensors
 DIGEST = "model_digest"

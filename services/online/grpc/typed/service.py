@@ -6,14 +6,14 @@ import logging
 from collections import Counter
 from typing import Any
 
-from services.online.batching.executor import Answer
-from services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
-from services.online.grpc.typed.codec import TypedCodec
-from services.online.grpc.typed.descriptors import make_file
-from services.online.grpc.typed.layout import lay_out
-from services.online.grpc.unary import infer_handler
-from services.online.openapi.model import describe
-from services.protocol.wire import InferRequest
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
+from mlctl.services.online.grpc.typed.codec import TypedCodec
+from mlctl.services.online.grpc.typed.descriptors import make_file
+from mlctl.services.online.grpc.typed.layout import lay_out
+from mlctl.services.online.grpc.unary import infer_handler
+from mlctl.services.online.openapi.model import describe
+from mlctl.services.protocol.wire import InferRequest
 
 METHOD = "Predict"
 logger = logging.getLogger("mlctl.grpc")

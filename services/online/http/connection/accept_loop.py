@@ -11,7 +11,7 @@ from typing import Any
 
 import uvloop
 
-from services.online.http.listening import Listening
+from mlctl.services.online.http.listening import Listening
 
 # Handles of one listening socket; each accepts one connection per tick.
 _HANDLES = 8

@@ -17,9 +17,14 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.online.batching.admission import BusyError
-from services.online.http.responses import error_response, make_response, render_headers, to_wire
-from services.online.turns import Turns, turns_of
+from mlctl.services.online.batching.admission import BusyError
+from mlctl.services.online.http.responses import (
+    error_response,
+    make_response,
+    render_headers,
+    to_wire,
+)
+from mlctl.services.online.turns import Turns, turns_of
 
 _NOT_HTTP = "Invalid HTTP request received."
 _MANY_HEADERS = "The request has too many headers."

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from services.online.http.connection.limits import LimitedProtocol, is_host
-from services.online.http.fields import fields_of
-from services.online.http.inference import InferExchange, InferHandler, plain_target
-from services.online.http.responses import Headers, Response, render_headers, to_wire
+from mlctl.services.online.http.connection.limits import LimitedProtocol, is_host
+from mlctl.services.online.http.fields import fields_of
+from mlctl.services.online.http.inference import InferExchange, InferHandler, plain_target
+from mlctl.services.online.http.responses import Headers, Response, render_headers, to_wire
 
 _EXPECTED = b"100-continue"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from optimize.recipes.base import NotApplicableError
-from optimize.recipes.quantize.layers import Layer, find_layers, integer_nodes, read_graph
+from mlctl.optimize.recipes.base import NotApplicableError
+from mlctl.optimize.recipes.quantize.layers import Layer, find_layers, integer_nodes, read_graph
 from tests.optimize.recipes.quantize.nets import save_net
 
 W = np.ones((4, 4), np.float32)

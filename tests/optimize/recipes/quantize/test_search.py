@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimize.data import Rows
-from optimize.recipes.base import Quality, Workbench
-from optimize.recipes.quantize.search import keep_worst, smallest_good
+from mlctl.optimize.data import Rows
+from mlctl.optimize.recipes.base import Quality, Workbench
+from mlctl.optimize.recipes.quantize.search import keep_worst, smallest_good
 from tests.optimize.recipes.quantize.nets import Shelf, token_rows
 
 

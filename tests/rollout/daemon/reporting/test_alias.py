@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from rollout.client.rendering import event_line
-from rollout.daemon.reporting.alias import AliasSink, main
-from rollout.daemon.reporting.outbox import (
+from mlctl.rollout.client.rendering import event_line
+from mlctl.rollout.daemon.reporting.alias import AliasSink, main
+from mlctl.rollout.daemon.reporting.outbox import (
     Delivering,
     DeliveryError,
     OutboxStopped,
     run_command,
 )
-from rollout.domain.spec import (
+from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     Outcome,
     Ports,
@@ -23,9 +23,9 @@ from rollout.domain.spec import (
     RolloutSpec,
     champion_command,
 )
-from rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from rollout.journal.journal import Journal
-from rollout.journal.records import dumps
+from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import dumps
 from tests.support.clock import ManualClock
 from tests.support.rollouts import revision
 
@@ -184,9 +184,9 @@ def test_alias_command__bento_of_several_models__all_are_written(
     written: list[str] = []
     several = replace(LIVE, models=("a" * 64, "b" * 64))
     monkeypatch.setattr("os.nice", lambda _: 0)
-    monkeypatch.setattr("registry.mlflow_catalog.MlflowCatalog.connect", lambda _: None)
+    monkeypatch.setattr("mlctl.registry.mlflow_catalog.MlflowCatalog.connect", lambda _: None)
     monkeypatch.setattr(
-        "registry.mlflow_catalog.MlflowCatalog.write_champion",
+        "mlctl.registry.mlflow_catalog.MlflowCatalog.write_champion",
         lambda _, digest: written.append(digest),
     )
     for given in (several, LIVE):

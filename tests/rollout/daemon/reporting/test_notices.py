@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rollout.daemon.reporting.notices import KINDS, notice
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.records import JournalEvent
+from mlctl.rollout.daemon.reporting.notices import KINDS, notice
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.records import JournalEvent
 from tests.support.played import Played
 
 

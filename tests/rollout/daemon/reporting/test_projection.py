@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from registry.runs import MetricSample, RunRef
-from rollout.daemon.reporting.projection import Projection, link
-from rollout.domain.operator_commands import OperatorCommand
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.journal import Journal
-from rollout.journal.records import Delivery, run_sink
-from rollout.journal.schema import transaction
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.registry.runs import MetricSample, RunRef
+from mlctl.rollout.daemon.reporting.projection import Projection, link
+from mlctl.rollout.domain.operator_commands import OperatorCommand
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Delivery, run_sink
+from mlctl.rollout.journal.schema import transaction
 from tests.support.played import Played
 
 

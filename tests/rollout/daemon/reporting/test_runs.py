@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.client.links import links
-from rollout.daemon.reporting import runs
-from rollout.daemon.reporting.outbox import DeliveryError, OutboxStopped
-from rollout.daemon.reporting.runs import RunsSink
-from rollout.domain.spec import runs_command
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal import paths
-from rollout.journal.journal import Journal
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.client.links import links
+from mlctl.rollout.daemon.reporting import runs
+from mlctl.rollout.daemon.reporting.outbox import DeliveryError, OutboxStopped
+from mlctl.rollout.daemon.reporting.runs import RunsSink
+from mlctl.rollout.domain.spec import runs_command
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.played import Played
 from tests.support.wait import wait_until
@@ -101,7 +101,7 @@ def test_runs_command__registry_unavailable__ends_with_its_error(
         def open(self, *_: object) -> None:
             raise MlctlError(ErrorCode.REGISTRY_UNAVAILABLE, "the registry does not answer")
 
-    monkeypatch.setattr("registry.runs.MlflowRuns", Away)
+    monkeypatch.setattr("mlctl.registry.runs.MlflowRuns", Away)
     at_home.tick()
     assert runs.main("shop") == 12
     assert "the registry does not answer" in capfd.readouterr().err

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.daemon.reporting.series import Series, SeriesPoint
-from rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.daemon.reporting.series import Series, SeriesPoint
+from mlctl.rollout.domain.state_machine import RolloutPhase
 from tests.support.played import Played
 
 

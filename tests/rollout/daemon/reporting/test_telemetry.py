@@ -10,15 +10,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bundle.ports import free_ports
-from rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
-from rollout.daemon.reporting.webhooks import sink_of
-from rollout.domain.counts import Totals
-from rollout.domain.spec import DeploymentSettings, Ports, Slot
-from rollout.domain.split import SplitRecord
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.journal import Journal
-from rollout.journal.records import Delivery
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
+from mlctl.rollout.daemon.reporting.webhooks import sink_of
+from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports, Slot
+from mlctl.rollout.domain.split import SplitRecord
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import Delivery
 from tests.support.clock import ManualClock
 from tests.support.played import Played
 from tests.support.rollouts import revision

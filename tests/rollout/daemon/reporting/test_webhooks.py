@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from bundle.clock import SystemClock
-from bundle.errors import MlctlError
-from rollout.daemon.reporting import outbox
-from rollout.daemon.reporting.outbox import Delivering, EventSink, OpenSink, Outbox
-from rollout.daemon.reporting.webhooks import (
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.errors import MlctlError
+from mlctl.rollout.daemon.reporting import outbox
+from mlctl.rollout.daemon.reporting.outbox import Delivering, EventSink, OpenSink, Outbox
+from mlctl.rollout.daemon.reporting.webhooks import (
     MAX_AGE_SECONDS,
     WebhookSink,
     notified,
     signature,
     sink_of,
 )
-from rollout.domain.spec import DeploymentSettings, RolloutSpec
-from rollout.domain.state_machine import RolloutPhase
-from rollout.journal.journal import Journal
+from mlctl.rollout.domain.spec import DeploymentSettings, RolloutSpec
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.played import SPEC, Played
 from tests.support.receiver import Receiver, receiving

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rollout.daemon.segments import Segments
-from rollout.daemon.shadow import disagreements as kept
-from rollout.daemon.shadow.disagreements import Disagreements
-from rollout.domain.join import AnswerSide, Joiner, Pair
+from mlctl.rollout.daemon.segments import Segments
+from mlctl.rollout.daemon.shadow import disagreements as kept
+from mlctl.rollout.daemon.shadow.disagreements import Disagreements
+from mlctl.rollout.domain.join import AnswerSide, Joiner, Pair
 from tests.rollout.daemon.shadow.recorded import write_segment
 
 

@@ -9,23 +9,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.sampling import Sampling
-from bundle.tensors import Datatype, Signature, TensorSpec
-from rollout.client.rendering import event_line
-from rollout.daemon.controller import Controller
-from rollout.daemon.recording import Recording
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.counts import Counts, Totals, Window
-from rollout.domain.evidence import GateEvidence, fold, fold_shadow, next_step
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import Gate
-from rollout.drivers.local.samples import SampleFolder
-from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED, TICK, JournalEvent, Rollout
-from services.online.observability.calls import RequestRecord
-from services.online.observability.sampling import Recorder, SamplingControl
-from services.online.observability.segments import SegmentWriter
+from mlctl.bundle.sampling import Sampling
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.rollout.client.rendering import event_line
+from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.daemon.recording import Recording
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.counts import Counts, Totals, Window
+from mlctl.rollout.domain.evidence import GateEvidence, fold, fold_shadow, next_step
+from mlctl.rollout.domain.spec import (
+    DeploymentSettings,
+    Outcome,
+    Ports,
+    Revision,
+    RolloutSpec,
+    Slot,
+)
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.drivers.local.samples import SampleFolder
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import ENDED, TICK, JournalEvent, Rollout
+from mlctl.services.online.observability.calls import RequestRecord
+from mlctl.services.online.observability.sampling import Recorder, SamplingControl
+from mlctl.services.online.observability.segments import SegmentWriter
 from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, memory_world
 from tests.support.rollouts import revision

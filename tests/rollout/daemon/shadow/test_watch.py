@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bundle.sampling import Sampling
-from bundle.tensors import Datatype, Signature, TensorSpec
-from rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, needed_share
-from rollout.daemon.shadow.watch import ShadowComparison
-from rollout.domain.agreement import ShadowWindow
-from rollout.domain.join import AnswerSide
-from rollout.domain.spec import RolloutSpec, Slot
-from rollout.drivers.local.samples import SAMPLE_DIR, SampleFolder, sample_folder
-from services.online.observability.calls import RequestRecord
-from services.online.observability.sampling import Recorder, SamplingControl
-from services.online.observability.segments import SegmentWriter
+from mlctl.bundle.sampling import Sampling
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, needed_share
+from mlctl.rollout.daemon.shadow.watch import ShadowComparison
+from mlctl.rollout.domain.agreement import ShadowWindow
+from mlctl.rollout.domain.join import AnswerSide
+from mlctl.rollout.domain.spec import RolloutSpec, Slot
+from mlctl.rollout.drivers.local.samples import SAMPLE_DIR, SampleFolder, sample_folder
+from mlctl.services.online.observability.calls import RequestRecord
+from mlctl.services.online.observability.sampling import Recorder, SamplingControl
+from mlctl.services.online.observability.segments import SegmentWriter
 from tests.support.clock import ManualClock
 
 DIGESTS = {AnswerSide.LIVE: "b" * 64, AnswerSide.CANDIDATE: "c" * 64}

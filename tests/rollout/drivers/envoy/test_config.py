@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
-from rollout.domain.ports import TrafficSplit
-from rollout.domain.spec import Endpoint, Ports, Slot
-from rollout.drivers.envoy import config
-from rollout.drivers.envoy.proxy import EnvoyFiles
+from mlctl.rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
+from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.spec import Endpoint, Ports, Slot
+from mlctl.rollout.drivers.envoy import config
+from mlctl.rollout.drivers.envoy.proxy import EnvoyFiles
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ import grpc
 import httpx
 import pytest
 
-from bundle.ports import free_ports
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from rollout.domain.spec import DeploymentSettings, Ports, Slot
-from rollout.drivers.envoy import config
-from rollout.drivers.envoy import proxy as envoy
-from rollout.drivers.envoy.proxy import EnvoyFiles
-from rollout.drivers.envoy.routes import route_table
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
+from mlctl.rollout.domain.spec import DeploymentSettings, Ports, Slot
+from mlctl.rollout.drivers.envoy import config
+from mlctl.rollout.drivers.envoy import proxy as envoy
+from mlctl.rollout.drivers.envoy.proxy import EnvoyFiles
+from mlctl.rollout.drivers.envoy.routes import route_table
 from tests.support.planes import Stage, stage
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollout.domain.ports import TrafficSplit
-from rollout.domain.spec import DeploymentSettings, Slot
-from rollout.drivers.envoy.routes import parse_traffic, route_table
+from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.spec import DeploymentSettings, Slot
+from mlctl.rollout.drivers.envoy.routes import parse_traffic, route_table
 
 BLUE, GREEN = Slot
 TIMEOUTS = DeploymentSettings(request_seconds=600.0, stream_idle_seconds=300.0)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rollout.domain.counts import LATENCY_EDGES_MS
-from rollout.domain.spec import Slot
-from rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
+from mlctl.rollout.domain.counts import LATENCY_EDGES_MS
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
 
 GRPC = "grpc.inference.GRPCInferenceService.ModelInfer"
 

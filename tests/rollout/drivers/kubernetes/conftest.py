@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
 from tests.support.kube import FakeKube, FakePod, kube, route
 
 BLUE_DIGEST, GREEN_DIGEST = "a" * 64, "b" * 64

@@ -11,20 +11,20 @@ from dataclasses import replace
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.client import deployments
-from rollout.client import scaling as resizing
-from rollout.client.process_table import listing
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import TrafficSplit
-from rollout.domain.process_ref import DAEMON
-from rollout.domain.spec import DeploymentSettings, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
-from rollout.drivers.kubernetes.route import Claim
-from rollout.journal import paths
-from rollout.journal.journal import Journal
-from rollout.journal.records import ENDED
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.client import deployments
+from mlctl.rollout.client import scaling as resizing
+from mlctl.rollout.client.process_table import listing
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.process_ref import DAEMON
+from mlctl.rollout.domain.spec import DeploymentSettings, Slot
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
+from mlctl.rollout.drivers.kubernetes.route import Claim
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import Journal
+from mlctl.rollout.journal.records import ENDED
 from tests.rollout.drivers.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
 from tests.rollout.drivers.kubernetes.test_rollout import revision
 from tests.support.kube import FakeKube

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from bundle.latency import SERVED_EDGES_MS
-from rollout.domain.counts import difference
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from rollout.domain.spec import Slot
-from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
-from rollout.drivers.kubernetes.gateway import Gateway
-from rollout.drivers.kubernetes.route import EPOCH, HOLDER, Claim
-from rollout.journal import paths
-from rollout.journal.journal import StaleEpochError
+from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.rollout.domain.counts import difference
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
+from mlctl.rollout.drivers.kubernetes.gateway import Gateway
+from mlctl.rollout.drivers.kubernetes.route import EPOCH, HOLDER, Claim
+from mlctl.rollout.journal import paths
+from mlctl.rollout.journal.journal import StaleEpochError
 from tests.support.kube import FakeKube, route
 
 CLAIM = Claim("shop-1", 5)

@@ -8,19 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from bundle.latency import SERVED_EDGES_MS
-from rollout.daemon.controller import Controller
-from rollout.daemon.reporting.notices import notice
-from rollout.daemon.world import World
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from rollout.domain.spec import DeploymentSettings, Outcome, Ports, Revision, RolloutSpec, Slot
-from rollout.domain.state_machine import RolloutPhase
-from rollout.domain.verdict import Gate
-from rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
-from rollout.drivers.kubernetes.launcher import KubernetesLauncher
-from rollout.drivers.kubernetes.route import Claim
-from rollout.journal.journal import Journal, StaleEpochError
+from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.daemon.reporting.notices import notice
+from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
+from mlctl.rollout.domain.spec import (
+    DeploymentSettings,
+    Outcome,
+    Ports,
+    Revision,
+    RolloutSpec,
+    Slot,
+)
+from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
+from mlctl.rollout.drivers.kubernetes.launcher import KubernetesLauncher
+from mlctl.rollout.drivers.kubernetes.route import Claim
+from mlctl.rollout.journal.journal import Journal, StaleEpochError
 from tests.rollout.drivers.kubernetes.conftest import BLUE_DIGEST, GREEN_DIGEST
 from tests.support.clock import ManualClock
 from tests.support.kube import FakeKube, route

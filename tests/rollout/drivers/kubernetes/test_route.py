@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.domain.kubernetes_target import KubernetesTarget
-from rollout.domain.spec import Slot
-from rollout.drivers.kubernetes import route as routes
-from rollout.drivers.kubernetes.route import Acceptance, Claim, RouteUnfitError
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.drivers.kubernetes import route as routes
+from mlctl.rollout.drivers.kubernetes.route import Acceptance, Claim, RouteUnfitError
 from tests.support.kube import route
 
 TARGET = KubernetesTarget("shop", "web", "shop-blue", "shop-green")

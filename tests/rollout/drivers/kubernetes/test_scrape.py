@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.latency import SERVED_EDGES_MS
-from rollout.domain.counts import Totals
-from rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
+from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
 from tests.support.kube import FakePod
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bundle.ports import free_ports
-from rollout.domain.spec import Endpoint
-from rollout.drivers.local.activator import Activator, HoldLimits
+from mlctl.bundle.ports import free_ports
+from mlctl.rollout.domain.spec import Endpoint
+from mlctl.rollout.drivers.local.activator import Activator, HoldLimits
 from tests.support.listening import until
 
 REQUEST = b"POST /v2/models/tiny/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollout.domain.ports import ProcessState, RunningRevision
-from rollout.domain.spec import Endpoint, Slot
-from rollout.drivers.local import processes
-from rollout.drivers.local.launcher import LocalLauncher
+from mlctl.rollout.domain.ports import ProcessState, RunningRevision
+from mlctl.rollout.domain.spec import Endpoint, Slot
+from mlctl.rollout.drivers.local import processes
+from mlctl.rollout.drivers.local.launcher import LocalLauncher
 from tests.support.rollouts import quick_settings, revision
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
@@ -59,7 +59,7 @@ def test_probe__server_never_ready__is_starting(launcher: LocalLauncher) -> None
 def test_probe__server_does_not_answer__returns_at_once(
     launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout.drivers.local.launcher._PROBE_TIMEOUT", PATIENCE_SECONDS)
+    monkeypatch.setattr("mlctl.rollout.drivers.local.launcher._PROBE_TIMEOUT", PATIENCE_SECONDS)
     patient = LocalLauncher(tmp_path, quick_settings())
     served = started(launcher, "tiny:aa?ready=never")
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.drivers.local import logs
-from rollout.drivers.local.logs import Follower, LogLine
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.drivers.local import logs
+from mlctl.rollout.drivers.local.logs import Follower, LogLine
 
 
 def write(directory: Path, role: str, text: str) -> None:

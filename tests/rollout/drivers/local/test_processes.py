@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollout.domain.process_ref import ProcessRef
-from rollout.drivers.local import processes
+from mlctl.rollout.domain.process_ref import ProcessRef
+from mlctl.rollout.drivers.local import processes
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.spec import DeploymentSettings
-from rollout.drivers.local.security_settings import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.spec import DeploymentSettings
+from mlctl.rollout.drivers.local.security_settings import (
     security_environment,
     with_client_limit,
     with_signer,
     with_token,
 )
-from rollout.journal import paths
+from mlctl.rollout.journal import paths
 
 ONE = "one-0123456789abcdef"
 

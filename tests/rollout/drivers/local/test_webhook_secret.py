@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from rollout.domain.spec import DeploymentSettings
-from rollout.drivers.local.security_settings import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.spec import DeploymentSettings
+from mlctl.rollout.drivers.local.security_settings import (
     WEBHOOK_SECRET,
     WEBHOOK_SECRET_FILE,
     with_webhook_secret,
 )
-from rollout.journal import paths
+from mlctl.rollout.journal import paths
 
 SETTINGS = DeploymentSettings(webhooks=("https://hooks.example/x",))
 

@@ -1,6 +1,6 @@
 import pytest
 
-from services.online.batching.admission import OfferedLoad
+from mlctl.services.online.batching.admission import OfferedLoad
 
 
 def test_utilization__one_burst__is_below_one() -> None:

@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 
-from bundle.errors import ErrorCode
-from services.online.batching.scheduler import Limits, Priority, QueueFullError
+from mlctl.bundle.errors import ErrorCode
+from mlctl.services.online.batching.scheduler import Limits, Priority, QueueFullError
 from tests.support.simulation import (
     Arrival,
     Cost,

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode
-from bundle.verify import VerifiedBundle
-from services.online.batching.admission import BusyError, Hold, Inflight
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.http.predict import PredictApp
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
+from mlctl.bundle.errors import ErrorCode
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.admission import BusyError, Hold, Inflight
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.http.predict import PredictApp
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.support.listening import listening, until
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}

@@ -8,13 +8,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from bundle.clock import SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.batching.executor import Answer, Arrays, BatchExecutor
-from services.online.batching.scheduler import Limits, Priority, QueueFullError
-from services.online.metrics.counts import BatchStats
-from services.runtime.padding import LengthPadding
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.batching.executor import Answer, Arrays, BatchExecutor
+from mlctl.services.online.batching.scheduler import Limits, Priority, QueueFullError
+from mlctl.services.online.metrics.counts import BatchStats
+from mlctl.services.runtime.padding import LengthPadding
 from tests.support.clock import ManualClock
 from tests.support.wait import wait_until
 

@@ -3,10 +3,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bundle.errors import MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.batching.executor import Arrays, Outcome, run_joined
-from services.runtime.padding import LengthPadding
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.batching.executor import Arrays, Outcome, run_joined
+from mlctl.services.runtime.padding import LengthPadding
 
 
 def request(*values: float) -> Arrays:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from services.online.batching.model_executor import ModelThread
+from mlctl.services.online.batching.model_executor import ModelThread
 
 
 def test_submit__several_calls__run_in_order_and_report_to_the_loop() -> None:

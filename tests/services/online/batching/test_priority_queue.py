@@ -1,5 +1,5 @@
-from services.online.batching.scheduler import PriorityQueue, Ticket
-from services.protocol.priority import Priority
+from mlctl.services.online.batching.scheduler import PriorityQueue, Ticket
+from mlctl.services.protocol.priority import Priority
 
 
 def ticket(number: int, priority: Priority, rows: int = 1) -> Ticket:

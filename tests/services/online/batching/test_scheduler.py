@@ -4,15 +4,15 @@ from math import inf
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.scheduler import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.scheduler import (
     BatchScheduler,
     Limits,
     Priority,
     QueueFullError,
     Ticket,
 )
-from services.runtime.batch_costs import NOTHING_MEASURED, BatchCosts
+from mlctl.services.runtime.batch_costs import NOTHING_MEASURED, BatchCosts
 
 FAR = 1000.0
 FLAT = {1: 1.0, 4: 1.0}  # what a batch costs on an accelerator that is not full

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 import pytest
 
-from bundle.clock import SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.executor import Arrays, BatchExecutor
-from services.online.batching.scheduler import Limits
-from services.online.batching.split import split_evenly
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.executor import Arrays, BatchExecutor
+from mlctl.services.online.batching.scheduler import Limits
+from mlctl.services.online.batching.split import split_evenly
 from tests.services.online.batching.test_executor import Meter, until, x, y
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import Limits, QueueFullError
-from services.online.batching.scheduler import MAX_CONSECUTIVE_HIGH, Ticket
-from services.online.batching.step_scheduler import StepScheduler
-from services.protocol.priority import Priority
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import Limits, QueueFullError
+from mlctl.services.online.batching.scheduler import MAX_CONSECUTIVE_HIGH, Ticket
+from mlctl.services.online.batching.step_scheduler import StepScheduler
+from mlctl.services.protocol.priority import Priority
 
 FAR = 100.0
 

@@ -3,10 +3,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.online.grpc.codec import FIELDS, GrpcCodec
-from services.protocol.messages import methods
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.online.grpc.codec import FIELDS, GrpcCodec
+from mlctl.services.protocol.messages import methods
 
 SIGNATURE = Signature(
     inputs=tuple(
@@ -71,7 +71,7 @@ def test_decode__typed_field_of_each_datatype__is_an_array(dtype: Datatype) -> N
 
 
 def test_decode__too_many_typed_values__are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.online.grpc.codec.MAX_VALUES", 3)
+    monkeypatch.setattr("mlctl.services.online.grpc.codec.MAX_VALUES", 3)
     assert CODEC.decode(request(("FP32", [3], {"fp32_contents": [1, 2, 3]}))).inputs
     with pytest.raises(MlctlError, match="4 elements in fp32_contents") as caught:
         CODEC.decode(request(("FP32", [4], {"fp32_contents": [1, 2, 3, 4]})))

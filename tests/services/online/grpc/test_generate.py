@@ -10,10 +10,10 @@ import pytest
 import tritonclient.grpc.aio
 from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
-from services.online.grpc.server import GrpcServer
-from services.online.models.generator import ServedGenerator
-from services.online.settings import ServerSettings
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.generator import ServedGenerator
+from mlctl.services.online.settings import ServerSettings
 from tests.support.tiny_llm import ANSWERS
 
 pytestmark = pytest.mark.slow

@@ -8,11 +8,11 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from h2.events import RemoteSettingsChanged
 from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
-from services.online.grpc.http2.core import MAX_STREAMS
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.http2.core import MAX_STREAMS
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 from tests.services.online.grpc.http2.conftest import Raw
 from tests.support.listening import until
 

@@ -19,14 +19,14 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.batching.executor import Answer
-from services.online.batching.scheduler import Priority, QueueFullError
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.batching.scheduler import Priority, QueueFullError
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.support.models import replace_infer
 
 Call = Callable[..., Any]

@@ -15,13 +15,13 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
-from services.protocol.priority import Priority
-from services.runtime.streaming import AnswerStream
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.runtime.streaming import AnswerStream
 from tests.support.listening import until
 from tests.support.streams import code_of, counting_row, make_stream_bundle
 

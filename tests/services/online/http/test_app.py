@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.manifest import Batching
-from bundle.verify import VerifiedBundle, seal
-from services.online.batching.scheduler import Priority, QueueFullError
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.models.metadata import EXTENSIONS
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.compression import deflate
+from mlctl.bundle.manifest import Batching
+from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.services.online.batching.scheduler import Priority, QueueFullError
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.metadata import EXTENSIONS
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.compression import deflate
 from tests.support.bundles import make_lookup_bundle
 from tests.support.listening import listening
 from tests.support.models import replace_infer

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bundle.manifest import Manifest
-from bundle.tensors import Datatype, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.online.http.declaration import argument_names, declare_predict
+from mlctl.bundle.manifest import Manifest
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.http.declaration import argument_names, declare_predict
 
 
 def test_argument_names__any_tensor_names__are_distinct_identifiers() -> None:

@@ -1,6 +1,6 @@
 """Several lines of one header are one list, whoever reads it."""
 
-from services.online.http.fields import fields_of
+from mlctl.services.online.http.fields import fields_of
 
 LINES = [(b"a", b"1"), (b"b", b"x"), (b"a", b"2"), (b"b", b"x"), (b"c", b""), (b"a", b"1")]
 

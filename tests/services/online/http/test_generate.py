@@ -17,17 +17,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from bundle.clock import Clock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.generate.decoder import Decoder
-from services.generate.text import TextCodec
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.generate import GenerateApp
-from services.online.http.inference import InferHandler
-from services.online.models.generator import ServedGenerator
-from services.online.server.seam import gated
-from services.online.settings import ServerSettings
+from mlctl.bundle.clock import Clock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.generate.decoder import Decoder
+from mlctl.services.generate.text import TextCodec
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.generate import GenerateApp
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.generator import ServedGenerator
+from mlctl.services.online.server.seam import gated
+from mlctl.services.online.settings import ServerSettings
 from tests.support.clock import ManualClock
 from tests.support.listening import listening
 from tests.support.tiny_llm import ANSWERS
@@ -262,7 +262,7 @@ async def test_stream__clients_leave__their_slots_are_free(serve: Serve) -> None
 async def test_stream__no_token_for_a_while__comments_keep_the_connection_open(
     serve: Serve, decoding: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.online.http.calls.HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("mlctl.services.online.http.calls.HEARTBEAT_SECONDS", 0.02)
     body = {**GREEDY, "prompt": "Count:", "max_tokens": 40, "stream": True}
     async with serve() as running:
         decoding.clear()
@@ -457,7 +457,7 @@ async def test_prompt__long_and_within_the_limit__is_tokenized_off_the_loop(
         return encode(*args, **options)
 
     monkeypatch.setattr(TextCodec, "encode", note)
-    monkeypatch.setattr("services.online.batching.preparation.SHORT_BYTES", 100)
+    monkeypatch.setattr("mlctl.services.online.batching.preparation.SHORT_BYTES", 100)
     async with serve() as running:
         found = await running.http.post(
             "/v2/models/tiny-llm/generate", json={"text_input": CAT * 5, "max_tokens": 1}

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.batching.admission import CachedRejection, QueueFullError
-from services.online.batching.executor import Answer
-from services.online.http.inference import InferHandler, PendingRequest
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.priority import Priority
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.admission import CachedRejection, QueueFullError
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.http.inference import InferHandler, PendingRequest
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.priority import Priority
 from tests.support.bundles import make_bundle
 
 BODY = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.manifest import Manifest
-from bundle.verify import VerifiedBundle
-from services.online.batching.executor import Answer
-from services.online.http.invocations import SageMakerApp
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.priority import Priority
+from mlctl.bundle.manifest import Manifest
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.http.invocations import SageMakerApp
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.priority import Priority
 from tests.support.bundles import expected, make_table_bundle
 
 CSV = {"content-type": "text/csv; charset=utf-8"}

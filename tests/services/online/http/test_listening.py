@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import pytest
 
-from bundle.ports import free_ports
-from services.online.http import listening
-from services.online.http.connection.accept_loop import AcceptingLoop
+from mlctl.bundle.ports import free_ports
+from mlctl.services.online.http import listening
+from mlctl.services.online.http.connection.accept_loop import AcceptingLoop
 from tests.support.certificates import Certificates, issue_certificates
 from tests.support.listening import until
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bento.clients.source import find_source
-from bento.packaging import BuiltBento
-from services.online.http.openapi_page import OpenApiPage
-from services.online.models.repository import serving_of
-from services.online.openapi.document import document, to_text
-from services.online.settings import ServerSettings
-from services.runtime.bento_layout import combine_bundles
+from mlctl.bento.clients.source import find_source
+from mlctl.bento.packaging import BuiltBento
+from mlctl.services.online.http.openapi_page import OpenApiPage
+from mlctl.services.online.models.repository import serving_of
+from mlctl.services.online.openapi.document import document, to_text
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import MlctlError
-from bundle.manifest import Manifest
-from bundle.tensors import Datatype, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.online.batching.executor import Answer
-from services.online.http.predict import PredictApp, to_array
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.priority import Priority
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.manifest import Manifest
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.http.predict import PredictApp, to_array
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.priority import Priority
 
 
 def spec(name: str, dtype: str = "FP32", shape: tuple[int, ...] = (-1, 2)) -> TensorSpec:

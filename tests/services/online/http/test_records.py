@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Manifest
-from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
-from bundle.verify import VerifiedBundle
-from services.online.batching.executor import Answer
-from services.online.http.predict import PredictApp, read_records
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Manifest
+from mlctl.bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.http.predict import PredictApp, read_records
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 
 COLUMNS = {
     "age": Datatype.FP64,

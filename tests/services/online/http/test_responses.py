@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.scheduler import QueueFullError
-from services.online.http.responses import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.scheduler import QueueFullError
+from mlctl.services.online.http.responses import (
     MethodError,
     error_response,
     json_response,

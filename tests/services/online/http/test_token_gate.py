@@ -20,15 +20,15 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from bundle.verify import VerifiedBundle
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.models.served_model import ServedModel
-from services.online.server.seam import Front, gated
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.server.seam import Front, gated
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.services.online.grpc.test_server import details_of, infer, refused
 from tests.support.listening import Listening, listening
 

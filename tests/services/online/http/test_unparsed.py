@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.online.http.unparsed import read_unparsed
+from mlctl.services.online.http.unparsed import read_unparsed
 
 LINES = (b"POST /v2/models/m/infer HTTP/1.1\r\n",)
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n"

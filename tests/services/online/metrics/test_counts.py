@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import MlctlError
-from services.online.metrics.counts import BatchStats, Distribution, Metrics
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.metrics.counts import BatchStats, Distribution, Metrics
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 from tests.support.listening import until
 from tests.support.transforms import make_text_bundle, texts
 
@@ -118,7 +118,7 @@ async def test_metrics__worker_that_is_not_scraped__publishes_by_itself(
 ) -> None:
     """Whoever is scraped tells what all workers have told."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    monkeypatch.setattr("services.online.metrics.exposition.PUBLISH_SECONDS", 0.01)
+    monkeypatch.setattr("mlctl.services.online.metrics.exposition.PUBLISH_SECONDS", 0.01)
 
     metrics = Metrics("tiny", CollectorRegistry())
     workers = metrics._worker_sink._gauge

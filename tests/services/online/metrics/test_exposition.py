@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
-from services.online.metrics.exposition import CounterSink, Exposition, HistogramSink
+from mlctl.services.online.metrics.exposition import CounterSink, Exposition, HistogramSink
 
 ROOT = Path(__file__).parents[4]
 
@@ -18,7 +18,7 @@ WORKER = """
 import asyncio, sys
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
-from services.online.metrics.counts import BatchStats, Metrics
+from mlctl.services.online.metrics.counts import BatchStats, Metrics
 
 async def main():
     metrics = Metrics("m")

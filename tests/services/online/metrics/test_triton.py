@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from services.online.metrics.counts import BatchStats, Metrics
-from services.online.metrics.triton import as_counters
+from mlctl.services.online.metrics.counts import BatchStats, Metrics
+from mlctl.services.online.metrics.triton import as_counters
 
 
 def told(registry: CollectorRegistry, model: str = "m") -> dict[str, float]:

@@ -1,9 +1,9 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.models.metadata import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.models.metadata import (
     EXTENSIONS,
     model_metadata,
     only_ready,
@@ -11,8 +11,8 @@ from services.online.models.metadata import (
     repository_index,
     server_metadata,
 )
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 
 
 async def test_repository_index__model_starts_and_stops__follows(bundle: VerifiedBundle) -> None:

@@ -9,12 +9,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.http.predict import PredictApp
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.http.predict import PredictApp
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 from tests.support.bundles import make_table_bundle
 from tests.support.listening import listening
 

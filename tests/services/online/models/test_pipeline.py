@@ -14,18 +14,23 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bento.clients.source import find_source
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import QueueFullError
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.declaration import predict_routes
-from services.online.http.inference import InferHandler
-from services.online.models.repository import ModelRepository
-from services.online.settings import ServerSettings
-from services.runtime.bento_layout import MODELS_FILE, BentoContents, combine_bundles, read_contents
-from services.runtime.scorable import find_scorable
+from mlctl.bento.clients.source import find_source
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import QueueFullError
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.declaration import predict_routes
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.repository import ModelRepository
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.bento_layout import (
+    MODELS_FILE,
+    BentoContents,
+    combine_bundles,
+    read_contents,
+)
+from mlctl.services.runtime.scorable import find_scorable
 from tests.services.online.models.test_repository import answered, call, request, rows, serve
 from tests.services.runtime.test_bento_layout import lay_out
 from tests.support.bundles import expected, make_bundle

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.declaration import predict_routes
-from services.online.http.inference import InferHandler
-from services.online.models.repository import ModelRepository
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
-from services.runtime.bento_layout import BentoContents, combine_bundles
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.declaration import predict_routes
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.repository import ModelRepository
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
+from mlctl.services.runtime.bento_layout import BentoContents, combine_bundles
 from tests.support.bundles import expected, make_bundle
 from tests.support.listening import listening, until
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.manifest import Batching, InputConstraints
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from bundle.verify import VerifiedBundle, seal
-from services.online.batching.scheduler import Limits, Priority
-from services.online.models.served_model import ModelPhase, ServedModel
-from services.online.models.statistics import model_config
-from services.online.settings import ServerSettings
-from services.runtime.golden import load_golden, save_golden
-from services.runtime.scorer import Scorer
-from services.runtime.streaming import Answer
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.manifest import Batching, InputConstraints
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.services.online.batching.scheduler import Limits, Priority
+from mlctl.services.online.models.served_model import ModelPhase, ServedModel
+from mlctl.services.online.models.statistics import model_config
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.runtime.golden import load_golden, save_golden
+from mlctl.services.runtime.scorer import Scorer
+from mlctl.services.runtime.streaming import Answer
 from tests.support.bundles import expected, make_bundle, make_lookup_bundle
 from tests.support.clock import ManualClock
 from tests.support.transforms import make_text_bundle
@@ -133,7 +133,7 @@ async def test_batch_size__measured_at_the_start__is_where_most_rows_a_second_ar
     rows: int,
 ) -> None:
     host = host_of(bundle, max_rows=max_rows)
-    module = "services.online.models.served_model.warm_up"
+    module = "mlctl.services.online.models.served_model.warm_up"
     monkeypatch.setattr(module, lambda *_: seconds)
     await host.start()
     assert host.limits is not None
@@ -146,7 +146,7 @@ async def test_batch_size__rows_of_unlike_size__is_the_bundles(
 ) -> None:
     bundle = make_text_bundle(tmp_path / "texts")
     host = host_of(bundle)
-    module = "services.online.models.served_model.warm_up"
+    module = "mlctl.services.online.models.served_model.warm_up"
     monkeypatch.setattr(module, lambda *_: {1: 0.01, 32: 1.0})
     await host.start()
     assert host.limits is not None
@@ -173,7 +173,9 @@ async def test_live__run_hangs__becomes_false(
 
     assert live()
     # Too slow to run on the event loop, by what the warm-up is told.
-    monkeypatch.setattr("services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+    monkeypatch.setattr(
+        "mlctl.services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1}
+    )
     await host.start()
     monkeypatch.setattr(Scorer, "run", stuck)
     waiting = host.infer({"x": ROW})
@@ -201,7 +203,9 @@ async def test_live__request_of_many_rows__has_the_time_of_its_batches(
         return {"y": inputs["x"]}
 
     host = ServedModel(bundle, ServerSettings(hang_s=3), clock=clock, registry=CollectorRegistry())
-    monkeypatch.setattr("services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1})
+    monkeypatch.setattr(
+        "mlctl.services.online.models.served_model.warm_up", lambda *_: {1: 0.1, 32: 0.1}
+    )
     await host.start()
     monkeypatch.setattr(Scorer, "_run_once", slow)
     waiting = host.infer({"x": np.repeat(ROW, 32 * steps, axis=0)})
@@ -232,7 +236,7 @@ async def test_infer__rows_of_any_size__run_in_a_thread(
     changes = {"signature": signature}
     host = host_of(seal(made.root, made.manifest.model_copy(update=changes)))
     monkeypatch.setattr(
-        "services.online.models.served_model.warm_up", lambda *_: {1: 1e-5, 32: 1e-5}
+        "mlctl.services.online.models.served_model.warm_up", lambda *_: {1: 1e-5, 32: 1e-5}
     )
     await host.start()
     monkeypatch.setattr(Scorer, "run", run)

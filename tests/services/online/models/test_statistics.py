@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.metrics.counts import BatchStats, Metrics
-from services.online.models.served_model import ServedModel
-from services.online.models.statistics import model_config, model_statistics
-from services.online.settings import ServerSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.metrics.counts import BatchStats, Metrics
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.models.statistics import model_config, model_statistics
+from mlctl.services.online.settings import ServerSettings
 from tests.support.bundles import make_bundle
 from tests.support.streams import counting_row, make_stream_bundle
 

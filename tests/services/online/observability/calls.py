@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from bundle.sampling import Sampling
-from services.online.batching.executor import Answer
-from services.online.observability.calls import RequestRecord
+from mlctl.bundle.sampling import Sampling
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.observability.calls import RequestRecord
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{SPAN}-01".encode()

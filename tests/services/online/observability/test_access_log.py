@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.observability import access_log as accesslog
-from services.online.observability.access_log import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.observability import access_log as accesslog
+from mlctl.services.online.observability.access_log import (
     AccessLog,
     AppendedFile,
     StandardOutput,
     open_output,
 )
-from services.online.observability.calls import RequestRecord
+from mlctl.services.online.observability.calls import RequestRecord
 from tests.services.online.observability.calls import TRACE, done, seen
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.online.observability.backlog import Backlog
+from mlctl.services.online.observability.backlog import Backlog
 
 
 def test_backlog__above_its_limits__drops_and_counts() -> None:

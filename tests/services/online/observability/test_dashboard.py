@@ -15,14 +15,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
-from services.online.metrics.generation import GenerationMetrics
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.priority import Priority
-from services.protocol.wire import InferRequest
-from services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
-from services.stream.metrics import StreamMetrics
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.metrics.generation import GenerationMetrics
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.priority import Priority
+from mlctl.services.protocol.wire import InferRequest
+from mlctl.services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
+from mlctl.services.stream.metrics import StreamMetrics
 
 ROOT = Path(__file__).parents[4]
 # The server's and the stream's. The tests of the rollout's daemon check `mlctl_rollout_*`.
@@ -103,7 +103,7 @@ def _labels(registry: CollectorRegistry) -> dict[str, set[str]]:
 
 
 def _refusal() -> Exception:
-    from bundle.errors import ErrorCode, MlctlError
+    from mlctl.bundle.errors import ErrorCode, MlctlError
 
     return MlctlError(ErrorCode.INVALID_INPUT, "wrong")
 

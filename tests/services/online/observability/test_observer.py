@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.clock import SystemClock
-from bundle.errors import ErrorCode, MlctlError
-from bundle.sampling import Sampling, write_sampling
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.observability.observer import Observer, open_observer
-from services.online.settings import ServerSettings, load_settings
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.sampling import Sampling, write_sampling
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.observability.observer import Observer, open_observer
+from mlctl.services.online.settings import ServerSettings, load_settings
 from tests.services.online.observability.calls import TRACEPARENT, answer
 from tests.support.wait import wait_until
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from bundle.sampling import Sampling, is_sampled, write_sampling
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.observability import sampling as module
-from services.online.observability.sampling import Recorder, SamplingControl
-from services.online.observability.segments import SegmentWriter
+from mlctl.bundle.sampling import Sampling, is_sampled, write_sampling
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.observability import sampling as module
+from mlctl.services.online.observability.sampling import Recorder, SamplingControl
+from mlctl.services.online.observability.segments import SegmentWriter
 from tests.services.online.observability.calls import seen
 from tests.support.clock import ManualClock
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.sampling import Sampling
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.observability.calls import RecordedPayload
-from services.online.observability.segments import SegmentWriter, to_column
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.sampling import Sampling
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.observability.calls import RecordedPayload
+from mlctl.services.online.observability.segments import SegmentWriter, to_column
 
 
 def spec(dtype: str, *shape: int, name: str = "x") -> TensorSpec:

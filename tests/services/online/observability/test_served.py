@@ -14,10 +14,10 @@ import pytest
 import tritonclient.grpc
 from pyarrow import parquet
 
-from bento.packaging import BuiltBento
-from bundle.sampling import Sampling, write_sampling
-from bundle.verify import VerifiedBundle
-from optimize.data import load_data
+from mlctl.bento.packaging import BuiltBento
+from mlctl.bundle.sampling import Sampling, write_sampling
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.optimize.data import load_data
 from tests.services.online.observability.calls import SPAN, TRACE
 from tests.support.bundles import expected
 from tests.support.collector import Collector, collecting

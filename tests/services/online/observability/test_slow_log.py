@@ -7,12 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from bundle.clock import SystemClock
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.batching.scheduler import deadline_exceeded
-from services.online.observability.observer import open_observer
-from services.online.observability.slow_log import SlowLog
-from services.online.settings import ServerSettings
+from mlctl.bundle.clock import SystemClock
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.batching.scheduler import deadline_exceeded
+from mlctl.services.online.observability.observer import open_observer
+from mlctl.services.online.observability.slow_log import SlowLog
+from mlctl.services.online.settings import ServerSettings
 from tests.services.online.observability.calls import answer, done, seen
 
 

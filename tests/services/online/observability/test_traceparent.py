@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from opentelemetry.trace import TraceState, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.online.observability.traceparent import (
+from mlctl.services.online.observability.traceparent import (
     is_sampled,
     parse_traceparent,
     parse_tracestate,

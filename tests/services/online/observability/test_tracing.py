@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from services.online.observability import tracing
-from services.online.observability.tracing import Tracing, is_enabled
+from mlctl.services.online.observability import tracing
+from mlctl.services.online.observability.tracing import Tracing, is_enabled
 from tests.services.online.observability.calls import SPAN, TRACE, done, seen
 
 

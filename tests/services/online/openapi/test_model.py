@@ -1,5 +1,5 @@
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.online.openapi.model import describe, plain_name
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.online.openapi.model import describe, plain_name
 from tests.bento.clients.models import DIGEST, odd
 
 

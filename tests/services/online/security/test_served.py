@@ -18,11 +18,11 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from bento.packaging import BuiltBento
-from rollout.domain.ports import ProcessState
-from rollout.domain.spec import DeploymentSettings as RolloutSettings
-from rollout.domain.spec import Revision, Slot
-from rollout.drivers.local.launcher import LocalLauncher
+from mlctl.bento.packaging import BuiltBento
+from mlctl.rollout.domain.ports import ProcessState
+from mlctl.rollout.domain.spec import DeploymentSettings as RolloutSettings
+from mlctl.rollout.domain.spec import Revision, Slot
+from mlctl.rollout.drivers.local.launcher import LocalLauncher
 from tests.services.online.security.test_tls import require_tls_1_2
 from tests.support.certificates import Certificates
 from tests.support.serving import Server, launch, running

@@ -13,16 +13,16 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tls import CIPHERS, checked_files
-from bundle.verify import VerifiedBundle
-from services.online.grpc.http2.connection import Times
-from services.online.grpc.server import GrpcServer
-from services.online.http.connection.accept_loop import AcceptingLoop
-from services.online.models.served_model import ServedModel
-from services.online.server.declared import ssl_options
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tls import CIPHERS, checked_files
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.http2.connection import Times
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.connection.accept_loop import AcceptingLoop
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.server.declared import ssl_options
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.support.certificates import Certificates
 from tests.support.wait import PATIENCE_SECONDS
 

@@ -15,9 +15,9 @@ from circus.watcher import Watcher
 from tornado.ioloop import IOLoop, PeriodicCallback
 from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES, Config
 
-from services.online.http.connection import accept_loop
-from services.online.http.connection.limits import LimitedProtocol
-from services.online.server.patches import (
+from mlctl.services.online.http.connection import accept_loop
+from mlctl.services.online.http.connection.limits import LimitedProtocol
+from mlctl.services.online.server.patches import (
     hide_tracebacks,
     inherited_listener,
     make_bento_app,

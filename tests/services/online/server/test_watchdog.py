@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from services.online.server.watchdog import EXIT_CODE, Watchdog
+from mlctl.services.online.server.watchdog import EXIT_CODE, Watchdog
 from tests.support.listening import until
 from tests.support.wait import PATIENCE_SECONDS
 
@@ -110,7 +110,9 @@ async def test_watchdog__stopped__does_not_look_at_the_supervisor() -> None:
 @pytest.mark.slow
 def test_end_process__called__prints_each_threads_stack() -> None:
     code = (
-        "from services.online.server import watchdog\ndef stuck(): watchdog.end_process()\nstuck()"
+        "from mlctl.services.online.server import watchdog\n"
+        "def stuck(): watchdog.end_process()\n"
+        "stuck()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == EXIT_CODE

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tornado.ioloop import IOLoop
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.ports import free_ports
-from services.online.ports import reserve_port
-from services.online.server.workers import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.ports import free_ports
+from mlctl.services.online.ports import reserve_port
+from mlctl.services.online.server.workers import (
     explain,
     forget_dead_workers,
     join_server,
@@ -23,7 +23,7 @@ from services.online.server.workers import (
     prepare_server,
     supervisor,
 )
-from services.online.settings import ServerSettings
+from mlctl.services.online.settings import ServerSettings
 
 
 def listener(port: int, *, shared: bool) -> socket.socket:
@@ -111,7 +111,8 @@ def test_gauges__of_dead_workers__are_removed(
         for name in names:
             (tmp_path / name).touch()
         look = (
-            "from services.online.server.workers import forget_dead_workers; forget_dead_workers()"
+            "from mlctl.services.online.server.workers import forget_dead_workers\n"
+            "forget_dead_workers()"
         )
         subprocess.run([sys.executable, "-c", look], check=True)
         assert files(tmp_path) == ["counter_1.db", f"gauge_livesum_{sibling.pid}.db"]
@@ -124,7 +125,7 @@ def test_prepare_server__several_workers__count_in_one_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("services.online.server.workers._reserved", reserved := [])  # type: ignore[var-annotated]
+    monkeypatch.setattr("mlctl.services.online.server.workers._reserved", reserved := [])  # type: ignore[var-annotated]
     for name in ("MLCTL_COUNTS_DIR", "PROMETHEUS_MULTIPROC_DIR", "MLCTL_SUPERVISOR_PID"):
         monkeypatch.setenv(name, "of another server")
     monkeypatch.setenv("BENTOML_CONTAINERIZED", "true")

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from services.runtime.tabular.casts import can_cast, cast, common_type, from_values
+from mlctl.services.runtime.tabular.casts import can_cast, cast, common_type, from_values
 
 DOUBLE, WHOLE, TEXT, TRUTH = pa.float64(), pa.int64(), pa.string(), pa.bool_()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from bundle.errors import MlctlError
-from bundle.tensors import Datatype, Signature, TensorSpec
-from services.runtime.tabular.input_columns import find_feeds, parse_map
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.services.runtime.tabular.input_columns import find_feeds, parse_map
 
 
 def signature(*shapes: tuple[int, ...], dtype: Datatype = Datatype.FP32) -> Signature:

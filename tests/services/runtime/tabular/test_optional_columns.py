@@ -4,10 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bundle.errors import MlctlError
-from bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
-from services.runtime.tabular.input_columns import find_feeds
-from services.runtime.tabular.tensors import to_tensors
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
+from mlctl.services.runtime.tabular.input_columns import find_feeds
+from mlctl.services.runtime.tabular.tensors import to_tensors
 
 SIGNATURE = Signature(
     inputs=(

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bundle.tensors import Datatype, TensorSpec
-from services.runtime.tabular.input_columns import InputColumns
-from services.runtime.tabular.tensors import to_tensors
+from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.services.runtime.tabular.input_columns import InputColumns
+from mlctl.services.runtime.tabular.tensors import to_tensors
 
 
 def feed(

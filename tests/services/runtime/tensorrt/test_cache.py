@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from bundle.entries import Key, hash_key, read_record
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from services.runtime.tensorrt.machine import Gpu
-from services.runtime.tensorrt.process import Cause, WorkerError
-from services.runtime.tensorrt.profile import Profile, Shapes
-from services.runtime.tensorrt.provider import (
+from mlctl.bundle.entries import Key, hash_key, read_record
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.services.runtime.tensorrt.machine import Gpu
+from mlctl.services.runtime.tensorrt.process import Cause, WorkerError
+from mlctl.services.runtime.tensorrt.profile import Profile, Shapes
+from mlctl.services.runtime.tensorrt.provider import (
     Device,
     engine_key,
     fetch_engine,

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bundle.home import HOME_VARIABLE
-from bundle.manifest import MODEL_NAME, Batching
-from bundle.verify import VerifiedBundle
-from services.runtime.session import Session, open_session
-from services.runtime.tensorrt.machine import find_gpu, provider_problem
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.manifest import MODEL_NAME, Batching
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.runtime.session import Session, open_session
+from mlctl.services.runtime.tensorrt.machine import find_gpu, provider_problem
 from tests.support.bundles import expected
 
 pytestmark = pytest.mark.gpu

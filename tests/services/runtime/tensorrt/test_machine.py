@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.runtime.tensorrt import machine as module
-from services.runtime.tensorrt.machine import (
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.runtime.tensorrt import machine as module
+from mlctl.services.runtime.tensorrt.machine import (
     Gpu,
     find_gpu,
     linked_major,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.runtime.tensorrt.process import Cause, WorkerError, build_engine, run_worker
-from services.runtime.tensorrt.profile import SizeRange, make_profile
+from mlctl.services.runtime.tensorrt.process import Cause, WorkerError, build_engine, run_worker
+from mlctl.services.runtime.tensorrt.profile import SizeRange, make_profile
 from tests.services.runtime.tensorrt.graphs import scaling
 from tests.support.wait import wait_until
 

@@ -1,7 +1,7 @@
 import pytest
 
-from bundle.manifest import Batching
-from services.runtime.tensorrt.profile import (
+from mlctl.bundle.manifest import Batching
+from mlctl.services.runtime.tensorrt.profile import (
     Shapes,
     SizeRange,
     batch_range,

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.home import HOME_VARIABLE
-from bundle.manifest import Batching
-from services.runtime.tensorrt import provider as module
-from services.runtime.tensorrt.machine import Gpu
-from services.runtime.tensorrt.process import Cause, WorkerError, run_worker
-from services.runtime.tensorrt.provider import prepare_providers
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.bundle.manifest import Batching
+from mlctl.services.runtime.tensorrt import provider as module
+from mlctl.services.runtime.tensorrt.machine import Gpu
+from mlctl.services.runtime.tensorrt.process import Cause, WorkerError, run_worker
+from mlctl.services.runtime.tensorrt.provider import prepare_providers
 from tests.services.runtime.tensorrt.graphs import scaling
 
 pytestmark = pytest.mark.slow

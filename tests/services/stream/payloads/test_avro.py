@@ -17,10 +17,10 @@ import numpy as np
 import orjson
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.stream.base import Payload
-from services.stream.payloads import PayloadRequest, open_payload
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.stream.base import Payload
+from mlctl.services.stream.payloads import PayloadRequest, open_payload
 
 SIGNATURE = Signature(
     inputs=(

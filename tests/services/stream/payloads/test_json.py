@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundle.errors import MlctlError
-from bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
-from services.online.http.predict import to_array
-from services.stream.base import Decoded
-from services.stream.payloads import PayloadRequest, open_payload
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
+from mlctl.services.online.http.predict import to_array
+from mlctl.services.stream.base import Decoded
+from mlctl.services.stream.payloads import PayloadRequest, open_payload
 
 
 def _spec(name: str, dtype: Datatype = Datatype.FP32, *row: int) -> TensorSpec:

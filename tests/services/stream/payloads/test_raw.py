@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bundle.errors import MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.stream.payloads import PayloadRequest, open_payload
+from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.stream.payloads import PayloadRequest, open_payload
 
 
 def _spec(name: str, dtype: Datatype, *row: int) -> TensorSpec:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bundle.errors import ErrorCode, MlctlError
-from services.stream.base import Commit, ConnectionRequest, Guarantee, StreamUrl
-from services.stream.transports.bridge import Bridge, connect
-from services.stream.transports.sqlite import SqliteConnection, SqliteProducer
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.stream.base import Commit, ConnectionRequest, Guarantee, StreamUrl
+from mlctl.services.stream.transports.bridge import Bridge, connect
+from mlctl.services.stream.transports.sqlite import SqliteConnection, SqliteProducer
 from tests.services.stream.contract import answered, numbered, numbers, read, send, take
 
 

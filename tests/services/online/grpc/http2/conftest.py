@@ -14,12 +14,12 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from prometheus_client import CollectorRegistry
 
-from bundle.verify import VerifiedBundle
-from services.online.grpc.http2.connection import Times
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
-from services.protocol.messages import SERVICE, methods
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.http2.connection import Times
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.support.wait import PATIENCE_SECONDS
 
 Fields = list[tuple[bytes, bytes]]

@@ -11,8 +11,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
 from tests.services.online.grpc.http2.conftest import INFER, Serve, X, infer_message
 
 TRITON: Any = tritonclient.grpc

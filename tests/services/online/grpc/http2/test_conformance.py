@@ -17,8 +17,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.events import (
+from mlctl.services.online.grpc.http2.core import Core
+from mlctl.services.online.grpc.http2.events import (
     ControlFrame,
     DataReceived,
     Event,
@@ -26,7 +26,7 @@ from services.online.grpc.http2.events import (
     StreamReset,
     WholeCallReceived,
 )
-from services.online.grpc.http2.frames import PREFACE, BrokenError, Reason
+from mlctl.services.online.grpc.http2.frames import PREFACE, BrokenError, Reason
 from tests.services.online.grpc.http2.conftest import Fields, head
 from tests.services.online.grpc.http2.test_core import resets
 

@@ -15,11 +15,11 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from prometheus_client import CollectorRegistry
 
-from services.online.batching.executor import Answer
-from services.online.grpc.http2.connection import Times
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
-from services.protocol.messages import SERVICE, methods
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.grpc.http2.connection import Times
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.protocol.messages import SERVICE, methods
 from tests.services.online.grpc.http2.conftest import (
     EMPTY,
     INFER,

@@ -11,15 +11,15 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.online.grpc.http2 import frames
-from services.online.grpc.http2.core import (
+from mlctl.services.online.grpc.http2 import frames
+from mlctl.services.online.grpc.http2.core import (
     CONNECTION_WINDOW_BYTES,
     MAX_HEADER_BYTES,
     MAX_STREAMS,
     WINDOW_BYTES,
     Core,
 )
-from services.online.grpc.http2.events import (
+from mlctl.services.online.grpc.http2.events import (
     ControlFrame,
     DataReceived,
     Event,
@@ -28,9 +28,9 @@ from services.online.grpc.http2.events import (
     WholeCallReceived,
     WindowOpened,
 )
-from services.online.grpc.http2.frames import BrokenError, Reason, frame
-from services.online.grpc.http2.head import HEADERS, OK_TRAILERS
-from services.online.grpc.http2.hpack import encode
+from mlctl.services.online.grpc.http2.frames import BrokenError, Reason, frame
+from mlctl.services.online.grpc.http2.head import HEADERS, OK_TRAILERS
+from mlctl.services.online.grpc.http2.hpack import encode
 from tests.services.online.grpc.http2.conftest import INFER, framed, head
 
 HELLO = frames.PREFACE + frame(frames.SETTINGS, 0, 0)

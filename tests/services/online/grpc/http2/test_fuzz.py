@@ -10,9 +10,9 @@ from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bundle.verify import VerifiedBundle
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
 from tests.services.online.grpc.http2.conftest import (
     EMPTY,
     LIVE,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.errors import MlctlError
-from services.online.grpc.http2.head import (
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.grpc.http2.head import (
     MalformedError,
     encode_metadata,
     make_trailers,

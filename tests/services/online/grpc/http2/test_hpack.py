@@ -10,10 +10,10 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.online.grpc.http2 import head as head_module
-from services.online.grpc.http2 import hpack
-from services.online.grpc.http2.frames import BrokenError, Reason
-from services.online.grpc.http2.head import (
+from mlctl.services.online.grpc.http2 import head as head_module
+from mlctl.services.online.grpc.http2 import hpack
+from mlctl.services.online.grpc.http2.frames import BrokenError, Reason
+from mlctl.services.online.grpc.http2.head import (
     HEADERS,
     LENGTH,
     OK_TRAILERS,
@@ -23,8 +23,8 @@ from services.online.grpc.http2.head import (
     Fields,
     MalformedError,
 )
-from services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
-from services.online.http.fields import fields_of
+from mlctl.services.online.grpc.http2.hpack import NO_TABLE, HeadReader, encode
+from mlctl.services.online.http.fields import fields_of
 from tests.services.online.grpc.http2.conftest import head
 
 FIELD = st.tuples(

@@ -14,18 +14,18 @@ import pytest
 from h2 import events
 from h2.errors import ErrorCodes
 
-from services.online.batching.admission import CachedRejection, Inflight, QueueFullError
-from services.online.grpc.http2.core import Sending, StreamState
-from services.online.grpc.http2.infer_stream import InferStream
-from services.online.grpc.http2.outbox import Parking, SendQueue
-from services.online.grpc.server import GrpcServer
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.models.served_model import ServedModel
-from services.online.server.seam import gated
-from services.online.turns import turns_of
-from services.protocol.priority import Priority
+from mlctl.services.online.batching.admission import CachedRejection, Inflight, QueueFullError
+from mlctl.services.online.grpc.http2.core import Sending, StreamState
+from mlctl.services.online.grpc.http2.infer_stream import InferStream
+from mlctl.services.online.grpc.http2.outbox import Parking, SendQueue
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.server.seam import gated
+from mlctl.services.online.turns import turns_of
+from mlctl.services.protocol.priority import Priority
 from tests.services.online.grpc.http2.conftest import Fields, Raw, Serve
 from tests.services.online.grpc.http2.test_connection import counted
 from tests.services.online.http.connection.conftest import Reply, read_reply

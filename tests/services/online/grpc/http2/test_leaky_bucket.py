@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from services.online.grpc.http2.connection import CAPACITY, PER_ANSWER, PER_SECOND, Bucket
+from mlctl.services.online.grpc.http2.connection import CAPACITY, PER_ANSWER, PER_SECOND, Bucket
 
 
 def test_bucket__above_capacity__overflows_and_drains() -> None:

@@ -11,12 +11,12 @@ import pytest
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes
 
-from services.online.grpc.http2.call import GrpcCall
-from services.online.grpc.http2.connection import Connection, Times
-from services.online.grpc.http2.outbox import Parking
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
-from services.protocol.messages import SERVICE
+from mlctl.services.online.grpc.http2.call import GrpcCall
+from mlctl.services.online.grpc.http2.connection import Connection, Times
+from mlctl.services.online.grpc.http2.outbox import Parking
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.protocol.messages import SERVICE
 from tests.services.online.grpc.http2.conftest import EMPTY, INFER, LIVE, Raw, Serve, framed, head
 from tests.services.online.grpc.http2.conftest import infer_message as message
 from tests.support.listening import until

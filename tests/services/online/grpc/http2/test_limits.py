@@ -11,10 +11,10 @@ import pytest
 from h2 import events
 from h2.errors import ErrorCodes
 
-from services.online.batching.admission import Inflight
-from services.online.grpc.http2.head import parse_head
-from services.online.grpc.server import GrpcServer
-from services.online.models.served_model import ServedModel
+from mlctl.services.online.batching.admission import Inflight
+from mlctl.services.online.grpc.http2.head import parse_head
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.models.served_model import ServedModel
 from tests.services.online.grpc.http2.conftest import (
     EMPTY,
     INFER,

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundle.errors import ErrorCode, MlctlError
-from services.online.batching.admission import BusyError, Hold, Inflight
-from services.online.grpc.http2.messages import Assembler, RawMessage, frame, unpack, unpack_apart
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.admission import BusyError, Hold, Inflight
+from mlctl.services.online.grpc.http2.messages import (
+    Assembler,
+    RawMessage,
+    frame,
+    unpack,
+    unpack_apart,
+)
 
 MESSAGES = st.lists(st.binary(max_size=40), max_size=6)
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from services.online.grpc.http2.head import encode_metadata, parse_head
-from services.online.grpc.http2.observed_calls import GrpcCalls
-from services.online.observability.calls import RequestRecord
-from services.online.observability.observer import Observer
-from services.online.observability.traceparent import parse_traceparent
-from services.online.observability.tracing import Tracing
+from mlctl.services.online.grpc.http2.head import encode_metadata, parse_head
+from mlctl.services.online.grpc.http2.observed_calls import GrpcCalls
+from mlctl.services.online.observability.calls import RequestRecord
+from mlctl.services.online.observability.observer import Observer
+from mlctl.services.online.observability.traceparent import parse_traceparent
+from mlctl.services.online.observability.tracing import Tracing
 from tests.services.online.grpc.http2.conftest import head as method_head
 from tests.services.online.observability.calls import TRACEPARENT
 

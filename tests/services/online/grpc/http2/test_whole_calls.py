@@ -8,17 +8,17 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.online.grpc.http2 import frames
-from services.online.grpc.http2.core import Core
-from services.online.grpc.http2.events import (
+from mlctl.services.online.grpc.http2 import frames
+from mlctl.services.online.grpc.http2.core import Core
+from mlctl.services.online.grpc.http2.events import (
     ControlFrame,
     DataReceived,
     HeadersReceived,
     WholeCallReceived,
     WindowOpened,
 )
-from services.online.grpc.http2.frames import BrokenError, frame
-from services.online.grpc.http2.hpack import encode
+from mlctl.services.online.grpc.http2.frames import BrokenError, frame
+from mlctl.services.online.grpc.http2.hpack import encode
 from tests.services.online.grpc.http2.conftest import head
 
 HELLO = frames.PREFACE + frame(frames.SETTINGS, 0, 0)

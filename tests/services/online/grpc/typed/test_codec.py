@@ -13,14 +13,14 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bento.clients.languages import proto_files, write_files
-from bundle.errors import ErrorCode, MlctlError
-from bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from services.online.grpc.typed.codec import TypedCodec
-from services.online.grpc.typed.descriptors import make_file
-from services.online.grpc.typed.layout import lay_out, package_name
-from services.online.openapi.model import ApiModel, describe
-from services.protocol.json_body import MAX_VALUES
+from mlctl.bento.clients.languages import proto_files, write_files
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.services.online.grpc.typed.codec import TypedCodec
+from mlctl.services.online.grpc.typed.descriptors import make_file
+from mlctl.services.online.grpc.typed.layout import lay_out, package_name
+from mlctl.services.online.openapi.model import ApiModel, describe
+from mlctl.services.protocol.json_body import MAX_VALUES
 from tests.bento.clients.models import DIGEST, every_datatype, odd
 
 protoc: Any = import_module("grpc_tools.protoc")

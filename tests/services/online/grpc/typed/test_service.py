@@ -17,14 +17,14 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from prometheus_client import CollectorRegistry
 
-from bento.clients.languages import proto_files, write_files
-from bundle.verify import VerifiedBundle
-from services.online.grpc.models import GrpcModels
-from services.online.grpc.server import GrpcServer
-from services.online.grpc.typed.service import typed_services
-from services.online.models.served_model import ServedModel
-from services.online.openapi.model import describe
-from services.online.settings import ServerSettings
+from mlctl.bento.clients.languages import proto_files, write_files
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.grpc.models import GrpcModels
+from mlctl.services.online.grpc.server import GrpcServer
+from mlctl.services.online.grpc.typed.service import typed_services
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.openapi.model import describe
+from mlctl.services.online.settings import ServerSettings
 from tests.services.online.grpc.test_server import details_of, refused, with_channel
 
 SERVICE = "mlctl.models.tiny.v1.Predictor"

@@ -13,13 +13,13 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from bundle.errors import ErrorCode, MlctlError
-from bundle.verify import VerifiedBundle
-from services.online.http.app import V2App
-from services.online.http.connection.protocol import InferCycle, infer_protocol
-from services.online.http.inference import InferHandler
-from services.online.models.served_model import ServedModel
-from services.online.settings import ServerSettings
+from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.connection.protocol import InferCycle, infer_protocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.settings import ServerSettings
 from tests.support.listening import Listening, listening
 
 INFER = "/v2/models/tiny/infer"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from services.online.http.connection.accept_loop import AcceptingLoop
+from mlctl.services.online.http.connection.accept_loop import AcceptingLoop
 
 COUNT = 64
 

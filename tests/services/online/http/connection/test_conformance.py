@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.online.turns import turns_of
+from mlctl.services.online.turns import turns_of
 from tests.services.online.http.connection.conftest import (
     BODY,
     INFER,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.online.http.connection.limits import LimitedProtocol
+from mlctl.services.online.http.connection.limits import LimitedProtocol
 from tests.services.online.http.connection.conftest import BODY, INFER, Bench, read_reply, request
 from tests.services.online.http.connection.test_protocol import CLOSE, ROW, connected, never, talk
 from tests.support.listening import Listening, until

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bundle.errors import MlctlError
-from services.online.batching.executor import Answer
-from services.online.http.app import V2App
-from services.online.http.calls import Message, Receive, Send
-from services.online.http.connection.protocol import infer_protocol
-from services.online.http.fields import fields_of
-from services.online.http.inference import InferHandler, PendingRequest
-from services.online.http.responses import Response, make_response
+from mlctl.bundle.errors import MlctlError
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.http.app import V2App
+from mlctl.services.online.http.calls import Message, Receive, Send
+from mlctl.services.online.http.connection.protocol import infer_protocol
+from mlctl.services.online.http.fields import fields_of
+from mlctl.services.online.http.inference import InferHandler, PendingRequest
+from mlctl.services.online.http.responses import Response, make_response
 from tests.services.online.http.connection.conftest import (
     BODY,
     INFER,

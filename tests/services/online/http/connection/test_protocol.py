@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.online.batching.executor import Answer
-from services.online.http.connection.protocol import InferCycle
+from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.http.connection.protocol import InferCycle
 from tests.services.online.http.connection.conftest import (
     BODY,
     INFER,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from uvicorn.config import HTTP_PROTOCOLS, LOOP_FACTORIES
 
-from bundle.verify import VerifiedBundle
-from services.online.http.connection.limits import LimitedProtocol
-from services.online.http.inference import InferHandler
-from services.online.models.served_model import ServedModel
-from services.online.server.seam import serve_http
-from services.online.settings import ServerSettings
+from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.online.http.connection.limits import LimitedProtocol
+from mlctl.services.online.http.inference import InferHandler
+from mlctl.services.online.models.served_model import ServedModel
+from mlctl.services.online.server.seam import serve_http
+from mlctl.services.online.settings import ServerSettings
 from tests.support.listening import listening
 
 
