@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ def is_cached(key: Key) -> bool:
     return entries.is_whole(_store() / hash_key(key))
 
 
+@functools.cache  # the files of all packages are read for each
 def versions(*distributions: str) -> str:
     """Return the installed versions of libraries that shape an entry's content, for its key."""
     found = {name: installed_version(name) for name in distributions}

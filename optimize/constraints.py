@@ -51,7 +51,7 @@ def find_constraints(exported: ExportedModel) -> InputConstraints | None:
         nullable=tuple(sorted(missing.nullable)),
         optional=tuple(sorted(missing.optional)),
     )
-    found = exported.probes.added_to(found, signature)
+    found = exported.probes.added_to(found)
     return None if found == InputConstraints() else found
 
 

@@ -34,7 +34,7 @@ from mlctl.services.runtime.golden import load_golden, save_golden
 from mlctl.services.runtime.run_errors import RunError
 from mlctl.services.runtime.session import open_session
 
-VERSION = 11
+VERSION = 12
 _LIBRARIES = (
     *(
         "torch",

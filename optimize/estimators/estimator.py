@@ -101,8 +101,10 @@ class Estimator:
                 array = _texts(array)
                 if spec.name in self.source.optional:
                     array[array == ""] = np.nan
-            columns[spec.name] = pd.Series(array)
-        return columns[specs[0].name] if _takes_texts(self.model) else pd.DataFrame(columns)
+            columns[spec.name] = array  # as a Series each would be aligned with all others
+        if _takes_texts(self.model):
+            return pd.Series(columns[specs[0].name])
+        return pd.DataFrame(columns)
 
     def _answers(self, rows: Any) -> dict[str, Any]:
         if self.kind is Kind.REGRESSOR:

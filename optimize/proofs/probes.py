@@ -32,6 +32,8 @@ MAX_FEATURES = 64
 
 # Sizes of numbers in descending order. What a model makes of a finite number may be infinite.
 _SIZES = (FLOAT32_MAX, 1e30, 1e24, 1e18, 1e15, 1e12, 1e9, 1e6, 1e4)
+# Below the largest of the type; float64 does not hold the first one.
+_WHOLE_SIZES = (2**53 + 1, 10**12, 10**9, 10**6, 10**4)
 _BEYOND = (-FLOAT32_MAX, FLOAT32_MAX)
 # Splits of a column that are probed at most.
 _MAX_SPLITS = 4
@@ -69,6 +71,10 @@ class ProbeKind(StrEnum):
     CHARACTER = "a text with an odd character"
     CATEGORY = "a known category"
     SPLIT = "a number next to a split of a tree"
+
+
+# Kinds that limits of a column exclude.
+_OF_SIZE = (ProbeKind.LARGE, ProbeKind.SIZE, ProbeKind.NEGATIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,31 +222,37 @@ def _column(
         yield from _characters(spec.name, texts)
         found = _texts(texts)
     elif spec.dtype.is_integer:
-        found = _integers(spec.dtype, values, table=table)
+        found = _integers(values, table=table)
     elif spec.dtype in (Datatype.FP32, Datatype.FP64):
         found = _floats(values, table=table)
     for kind, value in found:
         yield Probe(spec.name, kind, value)
     if spec.dtype in (Datatype.FP32, Datatype.FP64):
         yield from _large(spec, values)
+    elif spec.dtype.is_integer:
+        yield from _whole(spec, values, table=table)
 
 
 def _tensor(spec: TensorSpec, base: np.ndarray, seen: Sequence[np.ndarray]) -> Iterator[Probe]:
     """Yield the probes of rows [rows, values] of any tensor that is no column of a table."""
     if spec.dtype in (Datatype.FP32, Datatype.FP64):
         largest = max(_largest(array) for array in seen)
-        proved = max(_SIZES[1], largest)
+        sizes = dict.fromkeys((float(np.finfo(spec.dtype.numpy_name).max), *_SIZES))
+        if any(np.isinf(array).any() for array in seen):
+            # Of the largest numbers even a sum is infinite, and limits would exclude the data.
+            sizes = dict.fromkeys(_SIZES[1:])
+        proved = max(*sizes, largest)
         for feature in (0, -1):
             yield Probe(spec.name, ProbeKind.GAP, np.nan, feature)
             yield Probe(spec.name, ProbeKind.LARGE, np.inf, feature, limits=(-proved, proved))
         unit = [row / (_largest(row) or 1.0) for row in np.where(np.isfinite(base), base, 0)]
-        # Of larger ones even a sum is infinite: with infinity they are excluded, too.
-        for kind, size, limit in _sizes(_SIZES[1:], largest):
+        for kind, size, limit in _sizes([*sizes], largest):
             scaled = tuple(row * row.dtype.type(size) for row in unit)
             yield Probe(spec.name, kind, scaled, limits=(-limit, limit))
-    elif _signed(spec.dtype) and min(array.min(initial=0) for array in seen) >= 0:
-        for feature in (0, -1):
-            yield Probe(spec.name, ProbeKind.NEGATIVE, -1, feature)
+    elif spec.dtype.is_integer:
+        (type_min, type_max), lowest = _bounds(spec), min(array.min(initial=0) for array in seen)
+        for feature in (0, -1) if type_min < 0 <= lowest else ():
+            yield Probe(spec.name, ProbeKind.NEGATIVE, -1, feature, limits=(0, type_max))
 
 
 def _large(spec: TensorSpec, values: np.ndarray) -> Iterator[Probe]:
@@ -254,10 +266,34 @@ def _large(spec: TensorSpec, values: np.ndarray) -> Iterator[Probe]:
         yield Probe(spec.name, kind, -size, limits=(-limit, FLOAT32_MAX))
 
 
+def _whole(spec: TensorSpec, values: np.ndarray, *, table: bool) -> Iterator[Probe]:
+    """Yield a negative number and, of a `table`, numbers beyond the column's, as `_large` does."""
+    lowest, highest = int(values.min()), int(values.max())
+    type_min, type_max = _bounds(spec)
+    if type_min < 0 <= lowest:
+        yield Probe(spec.name, ProbeKind.NEGATIVE, -1, limits=(0, type_max))
+    if not table:
+        return
+    for kind, size, limit in _sizes(_up_to(type_max), max(highest, 0)):
+        yield Probe(spec.name, kind, size, limits=(type_min, limit))
+    for kind, size, limit in _sizes(_up_to(-type_min), max(-lowest, 0)):
+        yield Probe(spec.name, kind, -size, limits=(-limit, type_max))
+
+
+def _up_to(largest: int) -> list[int]:
+    return [largest, *(size for size in _WHOLE_SIZES if size < largest)]
+
+
+def _bounds(spec: TensorSpec) -> tuple[int, int]:
+    """Return the smallest and the largest number of an integer type."""
+    found = np.iinfo(spec.dtype.numpy_name)
+    return int(found.min), int(found.max)
+
+
 def _sizes(sizes: Sequence[float], largest: float) -> Iterator[tuple[ProbeKind, float, float]]:
     """Yield sizes above `largest`, the data's, with the next smaller one that stays."""
     above = [size for size in sizes if size > largest]
-    below = [*above[1:], float(largest)]
+    below = [*above[1:], largest]
     for number, (size, limit) in enumerate(zip(above, below, strict=False)):  # none above, none
         yield ProbeKind.SIZE if number else ProbeKind.LARGE, size, limit
 
@@ -280,20 +316,12 @@ def _texts(texts: Sequence[str]) -> Iterator[tuple[ProbeKind, Any]]:
     yield ProbeKind.LONG, f"{longest} ".encode() * (_LONG_TEXT // len(longest))
 
 
-def _integers(
-    dtype: Datatype, values: np.ndarray, *, table: bool
-) -> Iterator[tuple[ProbeKind, Any]]:
+def _integers(values: np.ndarray, *, table: bool) -> Iterator[tuple[ProbeKind, Any]]:
     yield ProbeKind.ZERO, 0
     yield ProbeKind.EXTREME, values.min()
     yield ProbeKind.EXTREME, values.max()
-    if _signed(dtype) and values.min() >= 0:
-        yield ProbeKind.NEGATIVE, -1
     if table and values.max() < np.iinfo(values.dtype).max:
         yield ProbeKind.UNSEEN, values.max() + 1
-
-
-def _signed(dtype: Datatype) -> bool:
-    return dtype.is_integer and not dtype.value.startswith("U")
 
 
 def _floats(values: np.ndarray, *, table: bool) -> Iterator[tuple[ProbeKind, Any]]:
@@ -332,7 +360,6 @@ class Excluded:
     present: tuple[str, ...]
     nonzero: tuple[str, ...]
     limits: Mapping[str, tuple[float, float]]
-    not_negative: tuple[str, ...]
     categorical: tuple[str, ...]
     forbidden_characters: Mapping[str, str]
     inexpressible: tuple[Exclusion, ...]
@@ -354,8 +381,9 @@ def combine(exclusions: Sequence[Exclusion]) -> Excluded:
         name, character = each.probe.name, each.probe.character
         if character and name not in categorical and character not in characters.get(name, ""):
             characters[name] = characters.get(name, "") + character
-        if each.probe.kind in (ProbeKind.LARGE, ProbeKind.SIZE):
-            (low, high), (lowest, highest) = each.probe.limits, limits.get(name, _BEYOND)
+        if each.probe.kind in _OF_SIZE and name not in categorical:
+            low, high = each.probe.limits
+            lowest, highest = limits.get(name, each.probe.limits)
             limits[name] = (max(low, lowest), min(high, highest))
 
     def others(kind: ProbeKind) -> tuple[str, ...]:
@@ -371,7 +399,6 @@ def combine(exclusions: Sequence[Exclusion]) -> Excluded:
         present=tuple(sorted(columns[ProbeKind.GAP])),
         nonzero=others(ProbeKind.ZERO),
         limits={name: limits[name] for name in sorted(limits)},
-        not_negative=others(ProbeKind.NEGATIVE),
         categorical=tuple(sorted(categorical)),
         forbidden_characters={name: characters[name] for name in sorted(characters)},
         inexpressible=tuple(inexpressible),

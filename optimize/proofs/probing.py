@@ -54,17 +54,15 @@ class ProbeResult(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     constraints: InputConstraints = InputConstraints()
-    not_negative: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
-    def added_to(self, found: InputConstraints, signature: Signature) -> InputConstraints:
+    def added_to(self, found: InputConstraints) -> InputConstraints:
         """Return the constraints `found` with those of the probes."""
         own = self.constraints
-        ranges, specs = dict(found.ranges), {spec.name: spec for spec in signature.inputs}
-        for name in self.not_negative:
-            spec = specs[split_column(name, specs)[0]]
-            limit = int(np.iinfo(spec.dtype.numpy_name).max)
-            ranges[name] = (0, ranges.get(name, (0, limit))[1])
+        ranges = dict(found.ranges)
+        for name, (low, high) in own.ranges.items():
+            lowest, highest = ranges.get(name, (low, high))
+            ranges[name] = (max(low, lowest), min(high, highest))
         return found.model_copy(
             update={
                 "ranges": ranges,
@@ -200,19 +198,23 @@ def probe_model(
         values = _values_of(name, signature, seen)
         _require_categories(name, values, found)
         categories[name] = _categories(prober, signature, name, values, graph)
+    specs = {spec.name: spec for spec in signature.inputs}
+    ranges, limits = {}, {}
+    for name, (low, high) in excluded.limits.items():
+        if specs[split_column(name, specs)[0]].dtype.is_integer:
+            ranges[name] = int(low), int(high)
+        else:
+            limits[name] = low, high
     constraints = InputConstraints(
+        ranges=ranges,
         present=excluded.present,
         nonzero=excluded.nonzero,
-        limits=dict(excluded.limits),
+        limits=limits,
         categories=categories,
         forbidden_characters=dict(excluded.forbidden_characters),
     )
     _require_given_rows(constraints, held_out, found)
-    return ProbeResult(
-        constraints=constraints,
-        not_negative=excluded.not_negative,
-        reasons=tuple(_reasons(found)),
-    )
+    return ProbeResult(constraints=constraints, reasons=tuple(_reasons(found)))
 
 
 def _first(prober: Prober, probes: Sequence[Probe]) -> list[Exclusion]:
@@ -316,9 +318,14 @@ def _constants(graph: Path) -> Iterable[Any]:
 def _reasons(exclusions: Sequence[Exclusion]) -> Iterable[str]:
     """Yield a sentence for each kind and column that is excluded."""
     told: set[tuple[str, ProbeKind]] = set()
+    not_negative = {each.probe.name for each in exclusions if each.probe.kind is ProbeKind.NEGATIVE}
     for each in exclusions:
         probe = each.probe
-        if (probe.name, probe.kind) not in told and probe.kind is not ProbeKind.SIZE:
+        if probe.kind is ProbeKind.SIZE or (
+            probe.kind is ProbeKind.LARGE and probe.name in not_negative and probe.value < 0
+        ):
+            continue
+        if (probe.name, probe.kind) not in told:
             told.add((probe.name, probe.kind))
             yield f"{probe.name}: {probe.kind.value} is rejected ({each.reason})."
 

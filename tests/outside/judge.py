@@ -145,10 +145,10 @@ def judge_answer(
     `want` is None where the source raises, and empty where there is nothing to compare. A `usual`
     row needs an answer; others may be rejected.
     """
-    if have is None or want == {}:
-        return None
     if isinstance(have, Broken):
         return have.reason
+    if have is None or want == {}:
+        return None
     if isinstance(have, Rejected):
         return f"rejected: {have.reason}" if usual else None
     if want is None:

@@ -104,7 +104,7 @@ def number(value: float) -> Arrays:
         (number(1.0), Rejected("a gap"), False, True),
         (number(1.0), Rejected("a gap"), True, False),
         (number(1.0), Broken("500"), False, False),
-        ({}, Broken("500"), False, True),
+        ({}, Broken("500"), False, False),
         ({}, number(1.0), False, True),
         (None, Rejected("a gap"), False, True),
         (None, number(1.0), False, False),

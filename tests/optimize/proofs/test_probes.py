@@ -60,7 +60,10 @@ def test_make_probes__float_column__has_a_gap_zero_extremes_and_what_is_beyond_f
 
 
 def test_make_probes__integer_column__has_negative_numbers_unless_given_or_unsigned() -> None:
-    assert values(COUNT) == {
+    found = values(COUNT)
+    assert {2**53 + 1, -(2**53 + 1), 10**4} <= set(found.pop(ProbeKind.SIZE))
+    assert found == {
+        ProbeKind.LARGE: [2**63 - 1, -(2**63)],
         ProbeKind.ZERO: [0],
         ProbeKind.EXTREME: [1, 9],
         ProbeKind.NEGATIVE: [-1],
@@ -95,6 +98,31 @@ def test_make_probes__sizes__leave_the_next_smaller_one_down_to_the_data() -> No
     assert found[-1] == (-1e4, (0.0, FLOAT32_MAX))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "given", "sizes"),
+    [
+        (Datatype.INT8, [1, 5, 9], [(127, (-128, 9)), (-128, (0, 127))]),
+        (Datatype.INT8, [-128, 0, 127], []),
+        (Datatype.UINT8, [1, 5, 9], [(255, (0, 9))]),
+        (
+            Datatype.INT16,
+            [-20000, 5, 9],
+            [(32767, (-32768, 10**4)), (10**4, (-32768, 9)), (-32768, (-20000, 32767))],
+        ),
+    ],
+)
+def test_make_probes__sizes_of_whole_numbers__are_those_that_the_type_holds(
+    dtype: Datatype, given: list[int], sizes: list[tuple[int, tuple[int, int]]]
+) -> None:
+    spec = TensorSpec(name="n", dtype=dtype, shape=(DYNAMIC,))
+    base = {"n": np.array(given, dtype.numpy_name)}
+    kinds = (ProbeKind.LARGE, ProbeKind.SIZE)
+    probes = [each for each in make_probes([spec], base, [base], table=True) if each.kind in kinds]
+    assert [(each.value, each.limits) for each in probes] == sizes
+    assert all(each.rows(base)["n"][0] == each.value for each in probes)
+    assert not {*kinds} & {each.kind for each in make_probes([spec], base, [base], table=False)}
+
+
 def test_make_probes__matrix__has_each_feature_of_a_table() -> None:
     probes = make_probes([MATRIX], BASE, [BASE], table=True)
     assert {(probe.feature, probe.name) for probe in probes} == {
@@ -115,8 +143,11 @@ def test_make_probes__other_tensors__have_odd_values_in_the_first_and_last_place
     assert np.argwhere(np.isnan(gap.rows(BASE)["image"]))[0].tolist() == [0, 2, 7, 7]
     negative = [each for each in probes if each.kind is ProbeKind.NEGATIVE]
     assert [each.rows(BASE)["ids"][0].tolist() for each in negative] == [[-1, 3], [2, -1]]
-    large = next(each for each in probes if each.limits == (-1e24, 1e24))
-    assert np.abs(large.rows(BASE)["image"]).max() == pytest.approx(1e30)
+    by_limit = {each.limits: each for each in probes if each.kind is not ProbeKind.GAP}
+    for limit, size in ((1e24, 1e30), (1e30, FLOAT32_MAX)):
+        found = by_limit[-limit, limit].rows(BASE)["image"]
+        assert np.abs(found).max(axis=(1, 2, 3)) == pytest.approx([size] * 3)
+    assert by_limit[-1e30, 1e30].kind is ProbeKind.LARGE
     assert make_probes([IDS], BASE, [{"ids": BASE["ids"] - 3}], table=False) == []
 
 
@@ -129,14 +160,29 @@ def test_make_probes__data_beyond_float32__has_no_larger_size(size: float) -> No
     assert sizes == {np.inf, -np.inf, 1e300, -1e300, beyond}
 
 
-@pytest.mark.parametrize(("largest", "proved"), [(2.0, 1e30), (4e32, float(np.float32(4e32)))])
+@pytest.mark.parametrize(
+    ("dtype", "given", "sizes"),
+    [
+        (np.float32, [2.0, 0.0], [FLOAT32_MAX, 1e30]),
+        (np.float64, [2.0, 0.0], [float(np.finfo(np.float64).max), FLOAT32_MAX]),
+        (np.float32, [4e32, 0.0], [FLOAT32_MAX]),
+        # Limits would exclude the infinity of the data: numbers whose sum is infinite stay.
+        (np.float32, [2.0, -np.inf], [1e30, 1e24]),
+    ],
+)
 def test_make_probes__other_tensors__infinity_stands_for_numbers_beyond_those_asked(
-    largest: float, proved: float
+    dtype: type, given: list[float], sizes: list[float]
 ) -> None:
-    image = np.full((3, 3, 8, 8), largest, np.float32)
-    found = make_probes([IMAGE], {"image": image}, [{"image": image}], table=False)
-    excluded = [Exclusion(probe, "reason") for probe in found if probe.value is np.inf]
-    assert combine(excluded).limits == {"image": (-proved, proved)}
+    spec = TensorSpec(
+        name="x", dtype=Datatype.from_numpy_name(np.dtype(dtype).name), shape=(DYNAMIC, 2, 1)
+    )
+    base = {"x": np.array([given] * 3, dtype).reshape(3, 2, 1)}
+    probes = make_probes([spec], base, [base], table=False)
+    infinite = [Exclusion(probe, "reason") for probe in probes if probe.value is np.inf]
+    assert combine(infinite).limits == {"x": (-sizes[0], sizes[0])}
+    asked = [each for each in probes if each.value is not np.inf and each.kind is not ProbeKind.GAP]
+    found = [float(np.abs(each.rows(base)["x"]).max()) for each in asked]
+    assert found[: len(sizes)] == pytest.approx(sizes)
 
 
 @pytest.mark.parametrize("dtype", [Datatype.FP32, Datatype.FP64])
@@ -180,8 +226,9 @@ def test_combine__each_kind__becomes_its_constraint() -> None:
             failed(ProbeKind.CHARACTER, "d", "\u00a0"),
         ]
     )
-    assert (found.present, found.nonzero, found.not_negative) == (("a",), ("b",), ("c",))
-    assert found.limits == {"a": (-FLOAT32_MAX, FLOAT32_MAX)}
+    assert (found.present, found.nonzero) == (("a",), ("b",))
+    beyond = (-FLOAT32_MAX, FLOAT32_MAX)
+    assert found.limits == {"a": beyond, "c": beyond}
     assert found.forbidden_characters == {"d": "_\u00a0"}
     assert (found.categorical, found.inexpressible) == ((), ())
 
@@ -193,7 +240,7 @@ def test_combine__unseen_values_differ__known_categories_cover_the_rest_but_gaps
     )
     found = combine([*(failed(kind) for kind in kinds), failed(ProbeKind.CHARACTER, "a", "_")])
     assert found.categorical == ("a",)
-    assert (found.nonzero, found.not_negative, found.inexpressible) == ((), (), ())
+    assert (found.nonzero, found.limits, found.inexpressible) == ((), {}, ())
     assert found.forbidden_characters == {}
     assert found.present == ("a",)
 

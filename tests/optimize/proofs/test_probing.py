@@ -94,9 +94,10 @@ def test_probe_model__source_raises__rejects_that_kind_in_that_column(
 
     found = probed(tmp_path, strict, age, independent=independent)
     assert found.constraints == InputConstraints(
-        present=("age",), limits={"age": (-FLOAT32_MAX, FLOAT32_MAX)}
+        present=("age",),
+        limits={"age": (-FLOAT32_MAX, FLOAT32_MAX)},
+        ranges={"count": (0, 2**63 - 1)},
     )
-    assert found.not_negative == ("count",)
     why = "is rejected (the source model rejects it: the model does not run: no such number)."
     assert found.reasons == (
         f"age: a missing value {why}",
@@ -113,7 +114,9 @@ def test_probe_model__graph_differs_or_fails__rejects_that_kind(tmp_path: Path) 
 
     found = probed(tmp_path, age, graph)
     assert found.constraints == InputConstraints(
-        nonzero=("age",), forbidden_characters={"city": "\t"}
+        nonzero=("age",),
+        forbidden_characters={"city": "\t"},
+        ranges={"count": (-(2**63), 2)},
     )
     assert "age: the value 0 is rejected (y: wanted 0., got 5.)." in found.reasons
     assert any("the graph does not run: no kernel for tabs" in each for each in found.reasons)
@@ -176,6 +179,44 @@ def test_probe_model__numbers_whose_answer_overflows__stay_below_the_next_size(
     assert any("answers with NaN or infinity" in each for each in found.reasons)
 
 
+def test_probe_model__whole_numbers_whose_answer_overflows__have_a_range(tmp_path: Path) -> None:
+    def power(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.exp2(inputs["count"] / 1000.0)
+
+    found = probed(tmp_path, power, power)
+    # A large negative number gives 0, which is right.
+    assert found.constraints == InputConstraints(ranges={"count": (-(2**63), 10**6)})
+
+
+def test_probe_model__tensor_whose_answer_overflows__is_limited_below_the_largest_numbers(
+    tmp_path: Path,
+) -> None:
+    spec = TensorSpec(name="x", dtype=Datatype.FP32, shape=(DYNAMIC, 2, 2))
+    signature = Signature(inputs=(spec,), outputs=SIGNATURE.outputs)
+    rows = Rows({"x": np.linspace(1, 2, 48, dtype=np.float32).reshape(12, 2, 2)}, None)
+
+    def total(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return inputs["x"].sum(axis=(1, 2)).astype(np.float64)
+
+    session = FunctionSession(lambda inputs: {"y": total(inputs)})
+    file, data = graph_with(tmp_path, "a"), (rows, rows)
+    found = probe_model(
+        Source(total), session, file, signature, data, table=False, independent=True
+    )
+    assert found.constraints == InputConstraints(limits={"x": (-1e30, 1e30)})
+    infinite = Rows({"x": np.where(rows.inputs["x"] > 1.9, np.inf, rows.inputs["x"])}, None)
+    found = probe_model(
+        Source(total),
+        session,
+        *(file, signature, (rows, infinite)),
+        table=False,
+        independent=True,
+    )
+    assert found == ProbeResult()
+
+
 def test_probe_model__free_text_whose_answer_differs__is_rejected(tmp_path: Path) -> None:
     texts = np.array([f"text number {number}".encode() for number in range(12)], object)
     rows = Rows({**ROWS.inputs, "city": texts}, None)
@@ -217,19 +258,20 @@ def test_probe_model__rows_of_the_data_would_be_excluded__is_rejected(tmp_path: 
 
 def test_probe_result__added_to__merges_with_the_graphs_own_constraints() -> None:
     probes = ProbeResult(
-        constraints=InputConstraints(present=("age", "city"), nonzero=("count",)),
-        not_negative=("count",),
+        constraints=InputConstraints(
+            present=("age", "city"), nonzero=("count",), ranges={"count": (0, 2**63 - 1)}
+        )
     )
     own = InputConstraints(
         ranges={"count": (-8, 7)}, nullable=("age", "city", "size"), optional=("city",)
     )
-    assert probes.added_to(own, SIGNATURE) == InputConstraints(
+    assert probes.added_to(own) == InputConstraints(
         ranges={"count": (0, 7)},
         nullable=("size",),
         present=("age", "city"),
         nonzero=("count",),
     )
-    alone = probes.added_to(InputConstraints(), SIGNATURE)
+    alone = probes.added_to(InputConstraints())
     assert alone.ranges == {"count": (0, 2**63 - 1)}
 
 
