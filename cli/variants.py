@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mlctl.cli.output import CommandOutput
@@ -16,8 +16,13 @@ def variants_table(output: CommandOutput, variants: Sequence[Mapping[str, Any]])
     columns = ("Variant", "Verdict", *number_columns(sizes))
     rows = (_row(variant, sizes) for variant in variants if variant["measured"] is not None)
     output.table(*filled(columns, rows))
+    for note in latency_notes(variants):
+        output.line(f"  {note}")
     for variant in variants:
         output.line(f"  {variant['recipe']}: {variant['reason']}")
+        measured = variant["measured"]
+        if measured is not None and measured["details"]["remark"]:
+            output.line(f"    {measured['details']['remark']}")
 
 
 def models_table(output: CommandOutput, models: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -68,6 +73,23 @@ def _timed_sizes(variants: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
     measured = (variant["measured"] for variant in variants)
     sizes = {batch["batch"] for each in measured if each for batch in each["latency"]}
     return tuple(sorted({min(sizes), max(sizes)})) if sizes else ()
+
+
+def latency_notes(variants: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield why the table has no latency of the largest batch, for all variants or for some."""
+    found = {each["recipe"]: each["measured"] for each in variants if each["measured"] is not None}
+    if any(measured["prompt_tokens"] is not None for measured in found.values()):
+        return
+    if not all(measured["latency"] for measured in found.values()):
+        yield "No latencies: the target is not on this machine."
+        return
+    alone = [recipe for recipe, measured in found.items() if not measured["row_independent"]]
+    if alone:
+        which = "" if len(alone) == len(found) else f" of {', '.join(alone)}"
+        yield (
+            f"Only single rows were timed{which}: in a batch the rows affect each other, so none "
+            "is formed."
+        )
 
 
 def filled(

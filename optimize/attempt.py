@@ -69,7 +69,7 @@ from mlctl.registry.quiet import first_line
 from mlctl.services.runtime.int8_kernels import fast_kernels_are_exact
 
 # To be raised when the same graph would be judged or timed differently.
-MEASURE_VERSION = 6
+MEASURE_VERSION = 7
 LATENCY_VERSION = 2
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})

@@ -83,7 +83,7 @@ def _judge(
     goals: Goals,
 ) -> Judged:
     measured = variant.measured
-    accurate = measured is not None and next(_inaccuracies(measured, goals), None) is None
+    accurate = measured is not None and next(_inaccuracies(variant, goals), None) is None
     if fault is not None or choice is None:
         return Judged(variant, accurate, passed=False, chosen=False, reason=fault or "")
     if variant is choice.winner:
@@ -125,7 +125,7 @@ def _fault(variant: Variant, goals: Goals) -> str | None:
     """Return the first gate that the variant misses, with value and limit."""
     if variant.measured is None:
         return f"{_unmeasured(variant)}: {variant.failure}"
-    return next(_faults(variant.measured, goals), None)
+    return next(_faults(variant, goals), None)
 
 
 def _unmeasured(variant: Variant) -> VariantVerdict:
@@ -134,8 +134,9 @@ def _unmeasured(variant: Variant) -> VariantVerdict:
     return VariantVerdict.FAILED if variant.applicable else VariantVerdict.NOT_APPLICABLE
 
 
-def _faults(measured: Measured, goals: Goals) -> Iterator[str]:
-    yield from _inaccuracies(measured, goals)
+def _faults(variant: Variant, goals: Goals) -> Iterator[str]:
+    measured = _measured(variant)
+    yield from _inaccuracies(variant, goals)
     if goals.max_p95_ms is not None:
         if not measured.latency:
             yield "its latency was not measured, because its target is not on this machine"
@@ -146,9 +147,21 @@ def _faults(measured: Measured, goals: Goals) -> Iterator[str]:
         yield over("size in MB", size, goals.max_size_mb)
 
 
-def _inaccuracies(measured: Measured, goals: Goals) -> Iterator[str]:
-    score = measured.score
-    for fault in accuracy_faults(measured.parity, score, goals):
+def _inaccuracies(variant: Variant, goals: Goals) -> Iterator[str]:
+    """Yield the gates on accuracy that are missed, and first that the rows cannot judge it.
+
+    On rows with one answer a lossy variant is right that is wrong elsewhere. The baseline is
+    proved on generated rows, too; texts are judged token by token.
+    """
+    measured = _measured(variant)
+    score, parity = measured.score, measured.parity
+    is_lossy = variant.recipe not in BASELINES and not measured.generates
+    if is_lossy and len(parity.constant) == len(parity.outputs):
+        yield (
+            f"the source model's answers do not vary over the judging rows ({measured.rows:,}), "
+            "which proves nothing about a lossy variant: give rows of real data with --data"
+        )
+    for fault in accuracy_faults(parity, score, goals):
         if score is not None and fault.startswith(goals.drop_name):
             yield f"{fault} (upper bound; {score.drop.value:.4g} on these {measured.rows} rows)"
         else:

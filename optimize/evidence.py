@@ -116,6 +116,24 @@ class OptimizeReport:
         return next((item for item in self.judged if item.chosen), None)
 
     @property
+    def constant(self) -> str | None:
+        """A sentence about the outputs that do not vary over the judging rows; None without any."""
+        parities = [found.parity for _, found in self.measured]
+        if self.generates or not parities or not parities[0].constant:
+            return None
+        names, rows = parities[0].constant, f"{self.data.held_out_rows:,}"
+        listed = ", ".join(map(repr, names))
+        if len(names) == len(parities[0].outputs):
+            return (
+                f"The source model's answers do not vary over the judging rows ({rows}), so no "
+                "lossy variant can be proved: give rows of real data with --data."
+            )
+        return (
+            f"Constant over the judging rows ({rows}): {listed}. There only the distance to the "
+            "source model's answer was judged, not how answers vary."
+        )
+
+    @property
     def measured(self) -> tuple[tuple[Judged, Measured], ...]:
         """The variants that did not fail, each with its numbers."""
         pairs = ((item, item.variant.measured) for item in self.judged)

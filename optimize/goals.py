@@ -241,10 +241,13 @@ def accuracy_faults(
 def _parity_faults(
     output: OutputParity, label: str, goals: Goals, share: float, *, defaults: bool
 ) -> Iterator[str]:
-    """Yield the missed gates of one output; `defaults` says that limits not set have defaults."""
+    """Yield the missed gates of one output; `defaults` says that limits not set have defaults.
+
+    The centred cosine of an output that does not vary is noise, and no gate.
+    """
     cosine = _limit(goals.min_centred_cosine, MIN_CENTRED_COSINE if defaults else None, share)
     if cosine is not None:
-        if output.centred_cosine < cosine:
+        if output.varies and output.centred_cosine < cosine:
             yield under(f"centred cosine{label}", output.centred_cosine, cosine)
         if output.relative_l2 > max_relative_l2(cosine):
             yield over(f"relative L2{label}", output.relative_l2, max_relative_l2(cosine))

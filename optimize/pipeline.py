@@ -41,7 +41,8 @@ class OptimizeResult:
     """Every variant with its verdict, the sealed bundle, and the registered version.
 
     `report` is the self-contained page that was published with it; `excluded` are sentences, one
-    for each kind of value that the published model rejects in a column.
+    for each kind of value that the published model rejects in a column; `constant` is one about
+    outputs that do not vary over the judging rows.
     """
 
     source: SourceModel
@@ -53,6 +54,7 @@ class OptimizeResult:
     report: str
     conditions: Conditions
     excluded: tuple[str, ...]
+    constant: str | None
 
     @property
     def chosen(self) -> Judged:
@@ -133,6 +135,7 @@ def optimize(
         page,
         report.conditions,
         report.excluded,
+        report.constant,
     )
 
 

@@ -204,8 +204,9 @@ def optimize(output: CommandOutput, /, model: str, options: OptimizeCommand) -> 
     published = result.published
     output.line(f"{published.uri} is {result.chosen.variant.recipe} of {result.source.uri}")
     output.line(f"digest {result.digest}")
-    if result.splits is not None:
-        output.line(result.splits.sentence)
+    for sentence in (result.constant, result.splits and result.splits.sentence):
+        if sentence:
+            output.line(sentence)
     for sentence in result.excluded[:_MAX_EXCLUDED]:
         output.line(sentence)
     if len(result.excluded) > _MAX_EXCLUDED:
@@ -342,6 +343,7 @@ def _document(result: OptimizeResult) -> dict[str, Any]:
         "source": result.source.uri,
         "source_score": result.source_score,
         "splits": None if result.splits is None else result.splits.model_dump(),
+        "constant": result.constant,
         "excluded": list(result.excluded),
         "chosen": result.chosen.variant.recipe,
         "variants": _records(result.judged),

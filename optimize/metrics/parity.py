@@ -17,6 +17,9 @@ from mlctl.bundle.output_kinds import OutputKind, agreement, output_kind, same_s
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.data.rows import row_slices
 
+# A value that moves by a smaller share of its largest one is constant but for float32's rounding.
+_ROUNDING = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class OutputParity:
@@ -24,7 +27,8 @@ class OutputParity:
 
     `relative_l2` is the norm of the difference over the norm of the reference;
     `agreement` the share of rows that agree, None for outputs that are compared by distance only;
-    `step_agreement` the share of steps that do, of sequences.
+    `step_agreement` the share of steps that do, of sequences. `varies` says whether the reference
+    differs between rows by more than rounding; if not, the centred cosine is that of noise.
     """
 
     kind: OutputKind
@@ -33,6 +37,7 @@ class OutputParity:
     centred_cosine: float
     agreement: float | None
     step_agreement: float | None = None
+    varies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +56,19 @@ class Parity:
 
     @property
     def centred_cosine(self) -> float:
-        return min(each.centred_cosine for each in self.outputs.values())
+        every = self.outputs.values()
+        varying = [each for each in every if each.varies]
+        return min(each.centred_cosine for each in varying or every)
 
     @property
     def agreement(self) -> float | None:
         shares = (each.agreement for each in self.outputs.values())
         return min((share for share in shares if share is not None), default=None)
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """The names of the outputs in which the reference does not vary."""
+        return tuple(name for name, each in self.outputs.items() if not each.varies)
 
     def record(self) -> dict[str, Any]:
         """Return the worst numbers and those of each output."""
@@ -108,7 +120,7 @@ def _compare(name: str, reference: np.ndarray, outputs: Tensors) -> OutputParity
     if kind is OutputKind.CLASS_SEQUENCES:
         steps = float(same_steps(reference, found).mean())
     if reference.dtype.kind not in "fiub":
-        return OutputParity(kind, 0.0, 0.0, 1.0, share)
+        return OutputParity(kind, 0.0, 0.0, 1.0, share, varies=_varies(reference))
     max_abs_error, relative_l2, cosine = _distances(reference, found)
     return OutputParity(
         kind=kind,
@@ -117,7 +129,15 @@ def _compare(name: str, reference: np.ndarray, outputs: Tensors) -> OutputParity
         centred_cosine=cosine,
         agreement=share,
         step_agreement=steps,
+        varies=_varies(reference),
     )
+
+
+def _varies(reference: np.ndarray) -> bool:
+    if reference.dtype.kind != "f":
+        return bool((reference != reference[:1]).any())
+    low, high = (edge(reference, axis=0).astype(np.float64) for edge in (np.min, np.max))
+    return bool((high - low > _ROUNDING * np.maximum(high, -low)).any())
 
 
 def _distances(reference: np.ndarray, found: np.ndarray) -> tuple[float, float, float]:

@@ -48,10 +48,14 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The decisions of a recipe: settings in words, and layers, the costliest first."""
+    """The decisions of a recipe: settings in words, and layers, the costliest first.
+
+    `remark` is a sentence for those who read the result.
+    """
 
     settings: Mapping[str, str] = field(default_factory=dict)
     layers: tuple[LayerCost, ...] = ()
+    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)

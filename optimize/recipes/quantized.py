@@ -21,7 +21,7 @@ class Int8Static:
     name: str = "int8-static"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 5
+    version: int = 6
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -36,7 +36,7 @@ class Int8Dynamic:
     name: str = "int8-dynamic"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 3
+    version: int = 4
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -50,7 +50,7 @@ class Int8Trt:
     name: str = "int8-trt"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.TENSORRT, Target.CUDA})
-    version: int = 6
+    version: int = 7
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -65,7 +65,7 @@ class Int4:
     name: str = "int4"
     precision: Precision = "int4"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 6
+    version: int = 7
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:
@@ -79,7 +79,7 @@ class Int4Trt:
     name: str = "int4-trt"
     precision: Precision = "int4"
     targets: frozenset[Target] = frozenset({Target.TENSORRT})
-    version: int = 2
+    version: int = 3
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

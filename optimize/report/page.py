@@ -136,8 +136,7 @@ def sentences(report: OptimizeReport) -> Iterator[str]:
         )
     if any(item.verdict is VariantVerdict.SKIPPED for item in report.judged):
         yield _skipped(report)
-    if report.splits is not None:
-        yield report.splits.sentence
+    yield from filter(None, (report.constant, report.splits and report.splits.sentence))
     if report.excluded:
         yield (
             "Not answered, because the graph differs from the source model or the source model "
@@ -351,6 +350,8 @@ def _variant_row(
     if found.details.settings:
         settings = found.details.settings.items()
         remarks.append("; ".join(f"{name}: {value}" for name, value in settings))
+    if found.details.remark:
+        remarks.append(found.details.remark)
     if found.contaminated_relative_l2 is not None and not found.row_independent:
         remarks.append("its rows affect each other: never batched")
     if found.importer:

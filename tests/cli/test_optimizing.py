@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,8 @@ from mlctl.optimize.choice import choose
 from mlctl.optimize.events import Stage, StepEvent, StepStatus
 from mlctl.optimize.evidence import variant_record
 from mlctl.optimize.goals import Goals
+from mlctl.optimize.recipes.base import Details
+from mlctl.optimize.variant import Variant
 from tests.optimize.builders import failed, not_applicable, variant
 
 
@@ -57,6 +60,38 @@ def test_variants_table__each_verdict__has_numbers_or_only_a_reason(
     assert printed[-1].startswith("  int8-dynamic: not applicable: the model has no MatMul")
     models_table(CommandOutput(as_json=False), {"small": records})
     assert "small" in capsys.readouterr().out
+
+
+def lines_of(variants: list[Variant], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    records = [variant_record(item) for item in choose(variants, Goals())]
+    variants_table(CommandOutput(as_json=False), records)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_variants_table__latencies_that_are_missing__are_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    formed = "in a batch the rows affect each other, so none is formed."
+    some = lines_of([variant("fp32"), variant("int8-dynamic", batched=False)], capsys)
+    assert some[3] == f"  Only single rows were timed of int8-dynamic: {formed}"
+    alone = lines_of([variant("fp32", batched=False), failed("int4")], capsys)
+    assert alone[2] == f"  Only single rows were timed: {formed}"
+    untimed = lines_of([variant("fp32", timed=False, batched=False)], capsys)
+    assert untimed[2] == "  No latencies: the target is not on this machine."
+    assert lines_of([variant("fp32"), failed("int4")], capsys)[2].startswith("  fp32: chosen")
+    assert lines_of([failed("int4")], capsys)[1:] == ["  int4: failed: no kernel"]
+
+
+def test_variants_table__remark_of_a_recipe__is_below_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    item = variant("int8-static")
+    assert item.measured is not None
+    details = Details(remark="the weights have 8 bits")
+    item = replace(item, measured=replace(item.measured, details=details))
+    printed = lines_of([variant("fp32"), item], capsys)
+    assert printed[-2].startswith("  int8-static: ")
+    assert printed[-1] == "    the weights have 8 bits"
 
 
 def test_variants_table__columns_without_numbers__are_left_out() -> None:

@@ -20,10 +20,14 @@ def latency(batch: int, median: float, spread: float = 0.0, seed: str = "") -> B
 
 
 def parity(
-    cosine: float = 1.0, agreement: float | None = 1.0, relative_l2: float = 0.0, *names: str
+    cosine: float = 1.0,
+    agreement: float | None = 1.0,
+    relative_l2: float = 0.0,
+    *names: str,
+    varies: bool = True,
 ) -> Parity:
     kind = OutputKind.NUMBERS if agreement is None else OutputKind.CLASS_SCORES
-    output = OutputParity(kind, 0.0, relative_l2, cosine, agreement)
+    output = OutputParity(kind, 0.0, relative_l2, cosine, agreement, varies=varies)
     return Parity(dict.fromkeys(names or ("y",), output))
 
 
@@ -73,5 +77,5 @@ def skipped(recipe: str) -> Variant:
 
 
 def not_applicable(recipe: str) -> Variant:
-    reason = "the model has no MatMul with FP32 weights"
+    reason = "the model has no MatMul"
     return Variant(recipe, "int8", None, failure=reason, applicable=False)

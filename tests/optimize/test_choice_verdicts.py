@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mlctl.optimize.choice import VariantVerdict, choose
 from mlctl.optimize.goals import Goals, Prefer
-from tests.optimize.builders import failed, not_applicable, skipped, variant
+from mlctl.optimize.metrics.parity import Parity
+from mlctl.optimize.variant import Variant
+from tests.optimize.builders import failed, latency, not_applicable, parity, skipped, variant
 
 
 def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
@@ -34,7 +38,7 @@ def test_choose__winner_others_and_failures__each_has_its_verdict() -> None:
     assert judged[0].reason == "chosen: the smallest that passes"
     assert judged[1].reason == "passes, but small wins by size"
     assert judged[-2].reason == "skipped: the time limit of 60 s leaves no time for it"
-    assert judged[-1].reason == "not applicable: the model has no MatMul with FP32 weights"
+    assert judged[-1].reason == "not applicable: the model has no MatMul"
 
 
 def test_choose__no_variant_passes__none_is_chosen() -> None:
@@ -131,3 +135,86 @@ def test_choose__noisy_times__reason_has_the_interval() -> None:
     variants = [variant("fp32", spread=0.2, size=100), variant("fp16", spread=0.2, size=10)]
     reason = choose(variants, Goals())[1].reason
     assert "at 0.83 to 1.20x of its time" in reason
+
+
+def with_parity(item: Variant, found: Parity) -> Variant:
+    assert item.measured is not None
+    return replace(item, measured=replace(item.measured, parity=found))
+
+
+CONSTANT = parity(varies=False)
+
+
+def test_choose__answers_that_do_not_vary__prove_no_lossy_variant() -> None:
+    variants = [
+        with_parity(variant("fp32", ms=5.0), CONSTANT),
+        with_parity(variant("int8", drop=None), CONSTANT),
+    ]
+    base, lossy = choose(variants, Goals())
+    assert base.chosen
+    assert (lossy.accurate, lossy.passed) == (False, False)
+    assert lossy.reason == (
+        "the source model's answers do not vary over the judging rows (100), which proves nothing "
+        "about a lossy variant: give rows of real data with --data"
+    )
+
+
+def test_choose__one_output_varies__a_lossy_variant_is_proved() -> None:
+    outputs = {**CONSTANT.outputs, "z": parity().outputs["y"]}
+    (judged,) = choose([with_parity(variant("int8"), Parity(outputs))], Goals())
+    assert judged.chosen
+
+
+def test_choose__language_model__is_proved_by_its_tokens() -> None:
+    item = with_parity(variant("gen-int4"), CONSTANT)
+    assert item.measured is not None
+    item = replace(item, measured=replace(item.measured, prompt_tokens=7))
+    (judged,) = choose([item], Goals())
+    assert judged.chosen
+
+
+def test_choose__constant_output__is_judged_by_distance_and_agreement() -> None:
+    varying = parity().outputs["y"]
+    for found, fault in (
+        (parity(0.0, varies=False), ""),
+        (parity(0.0, 1.0, 0.3, varies=False), "relative L2 of output 'y' 0.3 is over the limit"),
+        (parity(0.0, 0.5, varies=False), "agreement of output 'y' 0.5 is under the limit"),
+    ):
+        both = Parity({**found.outputs, "z": varying})
+        (judged,) = choose([with_parity(variant("int8", drop=None), both)], Goals())
+        assert judged.chosen if not fault else judged.reason.startswith(fault)
+
+
+def test_choose__highest_throughput__says_nothing_of_a_single_row() -> None:
+    variants = [variant("fp32", ms=1.0, batch_ms=8.0), variant("int8", ms=2.0, batch_ms=4.0)]
+    judged = choose(variants, Goals(prefer=Prefer.THROUGHPUT))
+    assert judged[1].reason == "chosen: the highest throughput that passes"
+
+
+def test_choose__smallest_beside_a_baseline_without_latency__is_not_compared() -> None:
+    variants = [variant("fp32", size=20, timed=False), variant("int8", size=10)]
+    judged = choose(variants, Goals(prefer=Prefer.SIZE))
+    assert judged[1].reason == "chosen: the smallest that passes"
+
+
+def test_choose__variant_without_a_score__ranks_as_one_that_lost_nothing() -> None:
+    judged = choose([variant("a", drop=0.005), variant("b", drop=None)], Goals())
+    assert [each.chosen for each in judged] == [False, True]
+
+
+def generating(recipe: str, answer_ms: float, first_token_ms: float) -> Variant:
+    """A language model's variant, timed for an answer of 64 tokens and the first one of it."""
+    item = variant(recipe)
+    assert item.measured is not None
+    times = latency(64, answer_ms), latency(1, first_token_ms)
+    return replace(item, measured=replace(item.measured, latency=times, prompt_tokens=7))
+
+
+def test_choose__language_models__are_compared_by_their_answers_alone() -> None:
+    base, slow = choose(
+        [generating("gen-fp32", 64.0, 0.5), generating("gen-fp16", 64.0, 0.9)], Goals()
+    )
+    assert base.chosen
+    assert slow.reason.startswith("passes, but gen-fp32 costs less accuracy; at 1.00x of its time")
+    short = [generating("gen-fp32", 0.020, 0.0001), generating("gen-fp16", 0.012, 0.0001)]
+    assert choose(short, Goals())[1].chosen

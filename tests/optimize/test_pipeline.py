@@ -370,3 +370,22 @@ def test_optimize__labels_beyond_the_classes__are_rejected(
 ) -> None:
     data = save_rows(tmp_path / "x.npz", {"x": images(), "y": np.arange(ROWS)})
     assert f"the model has {CLASSES} classes" in rejection("Digits", data, catalog).message
+
+
+def test_optimize__judging_rows_are_all_zero__proves_no_lossy_variant(
+    catalog: MlflowCatalog, tmp_path: Path
+) -> None:
+    rows = save_rows(tmp_path / "zeros.npz", {"x": np.zeros_like(images())})
+    result = optimize(
+        "Digits",
+        rows,
+        catalog=catalog,
+        goals=Goals(prefer=Prefer.SIZE),
+        recipes=select(["fp32", "fp16", "int8-static"], Target.CPU),
+    )
+    assert result.chosen.variant.recipe == "fp32"
+    for item in result.judged[1:]:
+        assert item.variant.measured is not None
+        assert item.reason.startswith("the source model's answers do not vary over the judging")
+    assert result.constant is not None
+    assert result.constant in result.report.replace("&#39;", "'")

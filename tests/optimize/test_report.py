@@ -13,13 +13,14 @@ from mlctl.optimize.charts.scale import fit
 from mlctl.optimize.charts.shapes import Area
 from mlctl.optimize.evidence import OptimizeReport, report_document
 from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.metrics.parity import Parity
 from mlctl.optimize.metrics.scores import METRICS
 from mlctl.optimize.proofs.splits import SplitCheck
 from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.report import report_html
 from mlctl.optimize.report.charts import Tradeoff, place_labels, tradeoff
-from mlctl.optimize.report.page import SHOWN_LAYERS
-from tests.optimize.builders import failed, not_applicable, skipped, variant
+from mlctl.optimize.report.page import SHOWN_LAYERS, sentences
+from tests.optimize.builders import failed, not_applicable, parity, skipped, variant
 from tests.optimize.reports import layers, make_report, with_layers
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -306,3 +307,23 @@ def test_report_document__error_metric__has_its_direction_and_no_samples() -> No
     assert set(document["variants"][0]["measured"]["latency"][0]) == {
         "batch", "runs", "median_ms", "q1_ms", "q3_ms", "p95_ms"
     }  # fmt: skip
+
+
+def test_report__outputs_that_do_not_vary__are_said_once() -> None:
+    def with_outputs(**found: bool) -> OptimizeReport:
+        item = variant("fp32")
+        assert item.measured is not None
+        outputs = {name: parity(varies=varies).outputs["y"] for name, varies in found.items()}
+        measured = replace(item.measured, parity=Parity(outputs))
+        return make_report([replace(item, measured=measured)])
+
+    assert with_outputs(y=True).constant is None
+    some = with_outputs(y=True, z=False, w=False)
+    assert some.constant == (
+        "Constant over the judging rows (1,000): 'z', 'w'. There only the distance to the source "
+        "model's answer was judged, not how answers vary."
+    )
+    assert some.constant in list(sentences(some))
+    every = with_outputs(y=False)
+    assert "no lossy variant can be proved" in (every.constant or "")
+    assert make_report([failed("fp32")]).constant is None

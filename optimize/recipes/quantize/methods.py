@@ -28,6 +28,7 @@ from mlctl.services.runtime.scorer import split_rows
 BATCH = 8
 
 _BITS, _FAST_BITS = 8, 7
+WEIGHT_BITS = "weight bits"
 
 # Values beyond stand for infinity, as in masks: no scale has room for them.
 _INFINITE = 1e30
@@ -84,15 +85,16 @@ class Dynamic:
     def settings(self) -> dict[str, str]:
         return {
             "form": f"dynamic U8S8 per {'channel' if self.per_channel else 'tensor'}",
-            "weight bits": str(self.weight_bits),
+            WEIGHT_BITS: str(self.weight_bits),
             "activation scale": "one for a whole batch, so neighbours move an answer a little",
         }
 
     def write(self, kept: Collection[str], directory: Path) -> None:
         library = _library()
+        model = read_graph(self.source, products=True)
         with quiet():
             quantizer = _library("onnx_quantizer").ONNXQuantizer(
-                read_graph(self.source, products=True),
+                model,
                 self.per_channel,
                 self.weight_bits < _BITS,
                 library.QuantizationMode.IntegerOps,
@@ -101,7 +103,7 @@ class Dynamic:
                 library.QuantType.QUInt8,
                 None,
                 [],
-                _nodes(self.layers, kept),
+                _excluded(model, self.layers, kept),
                 [*_PRODUCTS, *_TABLES, "LSTM"],
                 {"MatMulConstBOnly": True},
             )
@@ -154,14 +156,14 @@ class Static:
         form = "S8S8" if self.tensorrt else "U8S8"
         return {
             "form": f"static {form} per {'channel' if self.per_channel else 'tensor'}",
-            "weight bits": str(self.weight_bits),
+            WEIGHT_BITS: str(self.weight_bits),
             "calibrator": self.calibrator,
         }
 
     def write(self, kept: Collection[str], directory: Path) -> None:
         library = _library()
         model = read_graph(self.source)
-        excluded = {node.name for node in model.graph.node} - _quantized(self.layers, kept)
+        excluded = set(_excluded(model, self.layers, kept))
         options: dict[str, Any] = {
             "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
             "OpTypesToExcludeOutputQuantization": list(_PLAIN),
@@ -337,7 +339,7 @@ class WeightsOnly:
                 accuracy_level=None if self.tensorrt else _INT8_ACTIVATIONS,
                 quant_format=formats.QDQ if self.tensorrt else formats.QOperator,
                 op_types_to_quantize=_PRODUCTS if self.tensorrt else (*_PRODUCTS, *_TABLES),
-                nodes_to_exclude=_nodes(self.layers, kept),
+                nodes_to_exclude=_excluded(model, self.layers, kept),
             )
             quantizer.process()
         _save(quantizer.model, directory)
@@ -351,12 +353,10 @@ def weights_method(source: Path, *, tensorrt: bool) -> WeightsOnly:
     return WeightsOnly(source, tensorrt, layers)
 
 
-def _nodes(layers: Collection[Layer], kept: Collection[str]) -> list[str]:
-    return [name for layer in layers if layer.name in kept for name in layer.nodes]
-
-
-def _quantized(layers: Collection[Layer], kept: Collection[str]) -> set[str]:
-    return {name for layer in layers if layer.name not in kept for name in layer.nodes}
+def _excluded(model: Any, layers: Collection[Layer], kept: Collection[str]) -> list[str]:
+    """Return the nodes that are not in a layer which is quantized."""
+    quantized = {name for layer in layers if layer.name not in kept for name in layer.nodes}
+    return [node.name for node in model.graph.node if node.name not in quantized]
 
 
 def _library(module: str = "") -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -22,16 +22,18 @@ from mlctl.optimize.cache import versions
 from mlctl.optimize.data import Rows
 from mlctl.optimize.metrics.parity import compare, finite
 from mlctl.optimize.recipes.base import DATA_NAME, Details, LayerCost, Quality, Workbench
-from mlctl.optimize.recipes.quantize.methods import BATCH, QuantizeMethod
+from mlctl.optimize.recipes.quantize.methods import BATCH, WEIGHT_BITS, QuantizeMethod
+from mlctl.services.runtime.run_errors import RunError
 from mlctl.services.runtime.session import open_session
 
-VERSION = 2
+VERSION = 3
 
 # The cost of a layer that makes answers NaN or infinite: larger than any other.
 BROKEN = 1e9
 
 _FILE = "cost.json"
 
+_Tried = tuple[QuantizeMethod, Quality]
 WriteGraph = Callable[[Collection[str], Path], None]
 
 
@@ -43,7 +45,8 @@ def build(
     If none is, search with the one whose answers are nearest to those of the fp32 graph `source`.
     If no search can help, write it with all layers quantized: the gates then show what it costs.
     """
-    method, quality = _first_good(methods, directory, bench)
+    tried = _try(methods, directory, bench)
+    method, quality = tried[-1] if tried[-1][1].good else min(tried, key=_distance)
     costs: dict[str, float] = {}
     kept: tuple[str, ...] = ()
     missed = ""
@@ -63,19 +66,43 @@ def build(
         layers=tuple(
             LayerCost(name, operators[name], cost, name in kept) for name, cost in costs.items()
         ),
+        remark=_other_bits(tried, method),
     )
 
 
-def _first_good(
-    methods: Iterable[QuantizeMethod], directory: Path, bench: Workbench
-) -> tuple[QuantizeMethod, Quality]:
-    """Return the first method that is good, else the nearest, with its quality."""
-    found: list[tuple[QuantizeMethod, Quality]] = []
+def _try(methods: Iterable[QuantizeMethod], directory: Path, bench: Workbench) -> list[_Tried]:
+    """Return the methods whose graphs run with their quality, up to the first that is good."""
+    found: list[_Tried] = []
+    failure: RunError | None = None
     for method in methods:
-        found.append((method, _quality(method.write, (), directory, bench)))
+        try:
+            found.append((method, _quality(method.write, (), directory, bench)))
+        except RunError as error:
+            # Some forms have no kernel: weights of three dimensions with a scale per channel.
+            failure = error
+            continue
         if found[-1][1].good:
-            return found[-1]
-    return min(found, key=lambda pair: pair[1].distance)
+            break
+    if failure is not None and not found:
+        raise failure
+    return found
+
+
+def _other_bits(tried: Sequence[_Tried], taken: QuantizeMethod) -> str:
+    """Say what weights of other bits than in `taken` gave; empty if none were tried."""
+    bits = taken.settings.get(WEIGHT_BITS)
+    others = [pair for pair in tried if pair[0].settings.get(WEIGHT_BITS) != bits]
+    if not others:
+        return ""
+    method, quality = min(others, key=_distance)
+    return (
+        f"the weights have {bits} bits: with {method.settings[WEIGHT_BITS]} the calibration rows "
+        f"gave {quality.words}"
+    )
+
+
+def _distance(tried: _Tried) -> float:
+    return tried[1].distance
 
 
 def layer_costs(

@@ -101,3 +101,38 @@ def test_compare__answers_of_another_form__are_rejected(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         compare(WANT, found)
+
+
+def repeated(row: list[float]) -> np.ndarray:
+    return np.array([row] * 5, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("want", "varies"),
+    [
+        (repeated([0.0, 0.0]), False),
+        (repeated([3.0, -1e9]), False),
+        (repeated([3.0, -1e9]) * np.linspace(1.0, 1.000001, 5, dtype=np.float32)[:, None], False),
+        (repeated([0.0, 1e9]) + np.eye(5, 2, dtype=np.float32), True),
+        (np.array([7, 7, 7]), False),
+        (np.array([10**9, 10**9 + 1]), True),
+        (np.array([True, False]), True),
+        (np.array([b"a", b"a"], object), False),
+        (np.array([b"a", b"b"], object), True),
+        (np.ones((1, 4)), False),
+        (np.ones((3, 0)), False),
+    ],
+)
+def test_compare__reference__varies_beyond_rounding_or_not(want: np.ndarray, varies: bool) -> None:
+    parity = compare({"y": want}, {"y": want})
+    assert parity.outputs["y"].varies is varies
+    assert parity.constant == (() if varies else ("y",))
+
+
+def test_compare__noise_of_a_constant_output__is_not_the_worst_cosine() -> None:
+    noise = 1 + np.random.default_rng(0).normal(0, 1e-7, (2, 9, 1)).astype(np.float32)
+    varying = np.arange(9.0)[:, None]
+    parity = compare({"c": noise[0], "v": varying}, {"c": noise[1], "v": varying})
+    assert parity.outputs["c"].centred_cosine < 0.9
+    assert parity.centred_cosine == pytest.approx(1.0)
+    assert compare({"c": noise[0]}, {"c": noise[1]}).centred_cosine < 0.9

@@ -132,5 +132,5 @@ def test_int4__convolutions_and_heads__only_products_are_quantized(tmp_path: Pat
 @pytest.mark.parametrize("recipe", BOTH, ids=lambda recipe: recipe.name)
 def test_int4__a_model_without_products__is_rejected(tmp_path: Path, recipe: Recipe) -> None:
     source = write(tmp_path, [helper.make_node("Neg", ["x"], ["y"])], {})
-    with pytest.raises(NotApplicableError, match="the model has no MatMul with FP32 weights"):
+    with pytest.raises(NotApplicableError, match="the model has no MatMul"):
         recipe.build(source, tmp_path, bench(source, X))

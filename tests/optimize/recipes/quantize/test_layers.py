@@ -116,16 +116,21 @@ def test_integer_nodes__read_by_a_branch__stay_in_float(tmp_path: Path) -> None:
 
 
 def test_find_layers__products_without_a_constant_matrix__are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(NotApplicableError, match="no Gemm, MatMul with FP32 weights"):
+    with pytest.raises(NotApplicableError, match="weight of MatMul 'p' is its first factor"):
         layers(tmp_path, [product("w", "x")])
     turned = helper.make_node("Transpose", ["x"], ["t"], name="turn")
-    with pytest.raises(NotApplicableError, match="no Gemm, MatMul with FP32 weights"):
+    with pytest.raises(NotApplicableError, match="weight of MatMul 'p' is computed by Transpose"):
         layers(tmp_path, [turned, product("x", "t")])
 
 
 def test_find_layers__a_small_share_of_the_weights__is_rejected(tmp_path: Path) -> None:
+    nodes = [
+        product("x", "w", made="a"),
+        helper.make_node("ReduceSum", ["large"], ["sum"], keepdims=0, name="sum"),
+        helper.make_node("Add", ["a", "sum"], ["y"], name="add"),
+    ]
     with pytest.raises(NotApplicableError, match=r"have 1\.0% of the weights \(at least 10%\)"):
-        layers(tmp_path, [product("x", "w")], min_share=0.1)
+        layers(tmp_path, nodes, min_share=0.1)
 
 
 def test_read_graph__names__are_unique_and_stable(tmp_path: Path) -> None:
@@ -183,3 +188,51 @@ def test_read_graph__constant_nodes_functions_and_old_opsets__are_read(tmp_path:
     found = find_layers(read.graph, PRODUCTS)
     assert [layer.operator for layer in found] == ["MatMul", "MatMul"]
     assert {entry.domain: entry.version for entry in read.opset_import}[""] >= 13
+
+
+def test_read_graph__constants_that_are_copied_turned_or_converted__are_folded(
+    tmp_path: Path,
+) -> None:
+    weight = np.arange(16, dtype=np.float32).reshape(4, 4)
+    nodes = [
+        helper.make_node("Identity", ["w"], ["same"], name="copy"),
+        helper.make_node("Identity", ["same"], ["again"], name="copy2"),
+        helper.make_node("Transpose", ["again"], ["t1"], name="turn1"),
+        helper.make_node("Transpose", ["w"], ["t2"], name="turn2"),
+        helper.make_node("Cast", ["h"], ["wide"], to=TensorProto.FLOAT, name="widen"),
+        product("x", "t1", made="a", name="one"),
+        product("a", "t2", made="b", name="two"),
+        product("b", "same", made="c", name="three"),
+        product("c", "wide", name="four"),
+    ]
+    constants = {"w": weight, "h": weight.astype(np.float16)}
+    source = save_net(tmp_path, nodes, constants, (["n", 4], ["n", 4]))
+    graph = read_graph(source).graph
+    assert [node.op_type for node in graph.node] == ["MatMul"] * 4
+    tensors = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    found = [tensors[node.input[1]] for node in graph.node]
+    for have, want in zip(found, (weight.T, weight.T, weight, weight), strict=True):
+        np.testing.assert_array_equal(have, want)
+    # Shared weights stay shared, and what is not read any more is not written.
+    assert graph.node[0].input[1] == graph.node[1].input[1]
+    assert tensors.keys() == {"w", "t1", "wide"}
+
+
+def test_read_graph__a_folded_constant_that_others_need__stays(tmp_path: Path) -> None:
+    branch = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "turned"], ["branch_y"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("branch_y", TensorProto.FLOAT, ["n", 4])],
+    )
+    nodes = [
+        helper.make_node("Transpose", ["w"], ["turned"], name="turn"),
+        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0, name="top"),
+        helper.make_node("Greater", ["top", "zero"], ["is_positive"], name="compare"),
+        helper.make_node(
+            "If", ["is_positive"], ["y"], then_branch=branch, else_branch=branch, name="if"
+        ),
+    ]
+    constants = {"w": W, "zero": np.array(0, np.float32)}
+    source = save_net(tmp_path, nodes, constants, (["n", 4], ["n", 4]))
+    assert next(node.name for node in read_graph(source).graph.node) == "turn"
