@@ -50,7 +50,7 @@ class _Masked(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(50, 8, padding_idx=0)
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         states = self.encoder(self.embedding(ids), src_key_padding_mask=mask == 0)
@@ -145,7 +145,7 @@ class _TopK(nn.Module):
 
 
 class _Cell(nn.Module):
-    """A cell in a loop over five steps."""
+    """A cell in a loop over three steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class _Cell(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         state = x.new_zeros(x.shape[0], 6)
-        for step in range(5):
+        for step in range(3):
             state = self.cell(x[:, step], state)
         return state
 
@@ -195,9 +195,9 @@ class _Pixels(_Residual):
         return super().forward(x.float() / 255 - 0.5)
 
 
-def _encoder(**options: Any) -> nn.Module:
+def _encoder(layers: int = 1, **options: Any) -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
 
 def _double(module: nn.Module) -> nn.Module:
@@ -305,12 +305,12 @@ _MODULES: Sequence[
         (),
     ),
     ("EmbeddingBag", lambda: nn.EmbeddingBag(50, 4), _ids, ("y",), ()),
-    ("RNN", lambda: _Pick(nn.RNN(4, 6, batch_first=True)), _normal(5, 4), ("y",), ()),
-    ("GRU", lambda: _Pick(nn.GRU(4, 6, batch_first=True)), _normal(5, 4), ("y",), ()),
+    ("RNN", lambda: _Pick(nn.RNN(4, 6, batch_first=True)), _normal(3, 4), ("y",), ()),
+    ("GRU", lambda: _Pick(nn.GRU(4, 6, batch_first=True)), _normal(3, 4), ("y",), ()),
     (
         "GRU, two layers, both directions",
         lambda: _Pick(nn.GRU(4, 6, 2, batch_first=True, bidirectional=True)),
-        _normal(5, 4),
+        _normal(3, 4),
         ("y",),
         (),
     ),
@@ -321,12 +321,12 @@ _MODULES: Sequence[
         ("y",),
         ("x",),
     ),
-    ("GRUCell in a loop", _Cell, _normal(5, 4), ("y",), ()),
-    ("LSTM", lambda: _Pick(nn.LSTM(4, 6, batch_first=True)), _normal(5, 4), ("y",), ()),
+    ("GRUCell in a loop", _Cell, _normal(3, 4), ("y",), ()),
+    ("LSTM", lambda: _Pick(nn.LSTM(4, 6, batch_first=True)), _normal(3, 4), ("y",), ()),
     (
         "LSTM with a projection",
         lambda: _Pick(nn.LSTM(4, 6, batch_first=True, proj_size=3)),
-        _normal(5, 4),
+        _normal(3, 4),
         ("y",),
         (),
     ),
@@ -339,7 +339,7 @@ _MODULES: Sequence[
         ("y",),
         (),
     ),
-    ("TransformerEncoder", _encoder, _normal(5, 8), ("y",), ()),
+    ("TransformerEncoder", lambda: _encoder(2), _normal(5, 8), ("y",), ()),
     (
         "TransformerEncoder, norm first",
         lambda: _encoder(norm_first=True, activation="gelu"),

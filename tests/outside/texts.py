@@ -28,7 +28,7 @@ _ODD = (
 )
 _SMALL: dict[str, Any] = {
     "hidden_size": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 32,
     "max_position_embeddings": LENGTH + 4,
@@ -38,10 +38,10 @@ _LABELS: dict[str, Any] = {
     "id2label": {0: "bad", 1: "fine", 2: "good"},
     "label2id": {"bad": 0, "fine": 1, "good": 2},
 }
-_DISTIL = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "pad_token_id": 0}
+_DISTIL = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "pad_token_id": 0}
 # The configurations' arguments that differ from `_SMALL`.
 _KINDS: dict[str, dict[str, Any]] = {
-    "Bert": _SMALL,
+    "Bert": {**_SMALL, "num_hidden_layers": 2},
     "DistilBert": {**_DISTIL, "max_position_embeddings": LENGTH + 4},
     "Roberta": _SMALL,
     "XLMRoberta": _SMALL,
@@ -50,7 +50,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "MPNet": _SMALL,
     "Camembert": _SMALL,
     "DebertaV2": {**_SMALL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-    "ModernBert": {**_SMALL, "global_attn_every_n_layers": 2},
+    "ModernBert": {**_SMALL, "num_hidden_layers": 2, "global_attn_every_n_layers": 2},
     "RoFormer": {**_SMALL, "embedding_size": 16},
     "MobileBert": {
         **_SMALL,

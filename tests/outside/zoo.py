@@ -130,6 +130,10 @@ def _work(pipe: Connection) -> None:
     pipe.send(None)
     # torch reads all its ONNX functions for each export, which takes a second.
     once = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+    # In memory, where there is such a place: each case writes some hundred small files durably.
+    memory = Path("/dev/shm")
+    if os.access(memory, os.W_OK):
+        tempfile.tempdir = str(memory)
     with (
         tempfile.TemporaryDirectory(prefix="mlctl-zoo-") as home,
         patch.object(ONNXRegistry, "from_torchlib", once),

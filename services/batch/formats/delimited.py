@@ -27,6 +27,7 @@ _HEADER_LINES = 2  # the header itself, and Arrow counts from one
 _NULLS = ("",)
 _SHOWN = 2_000
 _UNCLOSED = "unexpected end of data"  # as the csv module says
+_QUOTE = ord('"')
 _ZERO, _POINT, _MINUS, _TWO = ord("0"), ord("."), ord("-"), 2
 # Rows in which a column has to be text to lose nothing.
 _CHECKED_ROWS = 20_000
@@ -165,7 +166,7 @@ class _QuoteCounter:
 
     def read(self, size: int = -1) -> bytes:
         found = self._stream.read(size)
-        self.count += found.count(b'"')
+        self.count += int(np.count_nonzero(np.frombuffer(found, np.uint8) == _QUOTE))
         return found
 
 
