@@ -93,10 +93,12 @@ def make_lookup_bundle(
     return seal(root, manifest.model_copy(update=update))
 
 
-def make_table_bundle(root: Path, *, name: str = "table") -> VerifiedBundle:
+def make_table_bundle(
+    root: Path, *, name: str = "table", constraints: InputConstraints | None = None
+) -> VerifiedBundle:
     """A bundle of two columns FP64: `y` is 1000 * `age` + `income`, where -1 replaces NaN.
 
-    Both columns are nullable, and `income` is optional.
+    Without other `constraints` both columns are nullable, and `income` is optional.
     """
     root.mkdir(parents=True, exist_ok=True)
     onnx.save(_table_model(), str(root / MODEL_NAME))
@@ -108,7 +110,8 @@ def make_table_bundle(root: Path, *, name: str = "table") -> VerifiedBundle:
     manifest = _manifest(name, 4, row_independent=True, evidence=evidence)
     update = {
         "signature": Signature(inputs=tuple(specs[:2]), outputs=tuple(specs[2:])),
-        "input_constraints": InputConstraints(nullable=("age", "income"), optional=("income",)),
+        "input_constraints": constraints
+        or InputConstraints(nullable=("age", "income"), optional=("income",)),
     }
     return seal(root, manifest.model_copy(update=update))
 
