@@ -228,8 +228,9 @@ def _wrong_type(spec: TensorSpec, data: list[Any], allowed: frozenset[type]) -> 
     if allowed is _WHOLE and type(value) is float and abs(value) >= 1 << 63:
         return _out_of_range(spec)
     wanted = _CALLED[float if allowed is _NUMBER else next(iter(allowed))]
+    found = "null" if value is None else shown(value)
     return invalid(
-        f"tensor {spec.name!r}: {shown(value)} is not of datatype {spec.dtype.value}, "
+        f"tensor {spec.name!r}: {found} is not of datatype {spec.dtype.value}, "
         f"which accepts {wanted}"
     )
 
