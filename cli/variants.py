@@ -85,10 +85,10 @@ def latency_notes(variants: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return
     alone = [recipe for recipe, measured in found.items() if not measured["row_independent"]]
     if alone:
-        which = "" if len(alone) == len(found) else f" of {', '.join(alone)}"
+        which = "" if len(alone) == len(found) else f" ({', '.join(alone)})"
         yield (
-            f"Only single rows were timed{which}: in a batch the rows affect each other, so none "
-            "is formed."
+            f"Timed for single rows only{which}: the rows of a batch affect each other, so "
+            "requests are not batched."
         )
 
 

@@ -91,7 +91,10 @@ class _Rewriting:
     def run(self) -> Narrowed:
         self._graph(self._model.graph, None)
         if self._converted == 0:
-            raise NotApplicableError("no operator of the model can compute in fp16")
+            limits = (
+                ": its values are near 65504, where fp16 ends, or beyond" if self._beyond else ""
+            )
+            raise NotApplicableError(f"no operator of the model can compute in fp16{limits}")
         graphs.drop_unused_weights(self._model.graph)
         return Narrowed(self._model, tuple(self._kept), self._converted + len(self._kept))
 

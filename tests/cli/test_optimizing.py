@@ -71,11 +71,11 @@ def lines_of(variants: list[Variant], capsys: pytest.CaptureFixture[str]) -> lis
 def test_variants_table__latencies_that_are_missing__are_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    formed = "in a batch the rows affect each other, so none is formed."
+    why = "the rows of a batch affect each other, so requests are not batched."
     some = lines_of([variant("fp32"), variant("int8-dynamic", batched=False)], capsys)
-    assert some[3] == f"  Only single rows were timed of int8-dynamic: {formed}"
+    assert some[3] == f"  Timed for single rows only (int8-dynamic): {why}"
     alone = lines_of([variant("fp32", batched=False), failed("int4")], capsys)
-    assert alone[2] == f"  Only single rows were timed: {formed}"
+    assert alone[2] == f"  Timed for single rows only: {why}"
     untimed = lines_of([variant("fp32", timed=False, batched=False)], capsys)
     assert untimed[2] == "  No latencies: the target is not on this machine."
     assert lines_of([variant("fp32"), failed("int4")], capsys)[2].startswith("  fp32: chosen")

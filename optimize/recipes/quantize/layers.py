@@ -238,22 +238,25 @@ def _folded(operator: str, attributes: Mapping[str, Any], array: np.ndarray) -> 
 
 
 def _fold_factors(graph: Any) -> None:
-    """Move the factors of each Gemm into its constants: the library ignores them."""
+    """Move the factors of each Gemm into its constants: the library's kernels mistake them."""
     from onnx import helper, numpy_helper
 
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for number, node in enumerate(graph.node):
         if node.op_type != "Gemm":
             continue
+        if not node.input[-1]:  # an omitted bias; the library would add it
+            node.input.pop()
         for at, attribute in ((1, "alpha"), (2, "beta")):
             factor = next((each.f for each in node.attribute if each.name == attribute), 1.0)
             name = node.input[at] if len(node.input) > at else ""
-            if factor == 1.0 or name not in tensors:
+            if factor == 1.0 or (name and name not in tensors):
                 continue
-            array = numpy_helper.to_array(tensors[name])
-            node.input[at] = f"{name}_{attribute}_{number}"
-            scaled = (array * factor).astype(array.dtype)
-            graph.initializer.append(numpy_helper.from_array(scaled, node.input[at]))
+            if name:
+                array = numpy_helper.to_array(tensors[name])
+                node.input[at] = f"{name}_{attribute}_{number}"
+                scaled = (array * factor).astype(array.dtype)
+                graph.initializer.append(numpy_helper.from_array(scaled, node.input[at]))
             kept = [each for each in node.attribute if each.name != attribute]
             del node.attribute[:]
             node.attribute.extend([*kept, helper.make_attribute(attribute, 1.0)])

@@ -204,6 +204,12 @@ def test_narrow__a_fill_value_beyond_the_range__stays_in_fp32(tmp_path: Path) ->
     assert fp16(source, X)[1] == "2 of 3 operators: fill, divide"
 
 
+def test_narrow__only_values_beyond_the_range__says_so(tmp_path: Path) -> None:
+    source = write(tmp_path, [helper.make_node("Neg", ["x"], ["y"], name="turn")], {})
+    with pytest.raises(NotApplicableError, match="its values are near 65504, where fp16 ends"):
+        narrow(source, frozenset(["y"]))
+
+
 def test_narrow__local_functions__are_inlined(tmp_path: Path) -> None:
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("local", 1)]
     body = [

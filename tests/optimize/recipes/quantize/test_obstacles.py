@@ -131,8 +131,11 @@ def test_recipes__a_weight_that_is_not_finite__stays_in_float(
 
 
 @pytest.mark.parametrize("recipe", [Int8Static(), Int8Dynamic(), Int4()])
-def test_recipes__gemm_with_factors__is_quantized(tmp_path: Path, recipe: Recipe) -> None:
-    nodes = [product("x", "w", "b", operator="Gemm", alpha=0.5, beta=4.0, transB=1)]
+@pytest.mark.parametrize("bias", ["b", ""])
+def test_recipes__gemm_with_factors__is_quantized(
+    tmp_path: Path, recipe: Recipe, bias: str
+) -> None:
+    nodes = [product("x", "w", bias, operator="Gemm", alpha=0.5, beta=4.0, transB=1)]
     weights = {"w": W, "b": np.ones(4, np.float32)}
     source = save_net(tmp_path / "source", nodes, weights, (["n", 4], ["n", 4]))
     made = tmp_path / "made"
