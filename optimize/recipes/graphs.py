@@ -100,6 +100,11 @@ def invalid(path: Path) -> str | None:
     return None
 
 
+def is_standard(node: Any) -> bool:
+    """Return whether the operator is one of ONNX's own."""
+    return node.domain in {"", "ai.onnx"}
+
+
 def names(graph: Any) -> set[str]:
     """Return all names of values in the graph and the graphs inside it."""
     found: set[str] = set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.optimize.recipes.graphs import graphs
+from mlctl.optimize.recipes.graphs import graphs, is_standard
 
 # The inputs that can be weights, by operator.
 WEIGHT_INPUTS = {
@@ -57,7 +57,7 @@ def _obstacles(
     spoiled = not_finite(graph)
     for inner in graphs(graph):
         for node in inner.node:
-            if node.op_type not in {*operators, "Gemm"} or node.domain not in {"", "ai.onnx"}:
+            if node.op_type not in {*operators, "Gemm"} or not is_standard(node):
                 continue
             title = f"{node.op_type} {node.name or node.output[0]!r}"
             if inner is not graph:

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mlctl.optimize.data import Rows
 from mlctl.optimize.recipes.base import NotApplicableError, Recipe
-from mlctl.optimize.recipes.quantize.layers import find_layers, integer_nodes, read_graph
+from mlctl.optimize.recipes.quantize.layers import find_layers, integer_nodes
+from mlctl.optimize.recipes.quantize.normalize import read_graph
 from mlctl.optimize.recipes.quantized import Int4, Int8Dynamic, Int8Static
 from tests.optimize.recipes.quantize.nets import distance, save_net, workbench
 
@@ -142,6 +143,24 @@ def test_recipes__gemm_with_factors__is_quantized(
     made.mkdir()
     details = recipe.build(source, made, workbench(source, ROWS, limit=0.2))
     assert details.layers == ()
+    assert 0 < distance(source, made, ROWS) < 0.2
+
+
+@pytest.mark.parametrize("recipe", [Int8Static(), Int8Dynamic(), Int4()])
+def test_recipes__names_that_the_library_makes__are_no_obstacle(
+    tmp_path: Path, recipe: Recipe
+) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "x_scale"], ["x_quantized"], name="one"),
+        helper.make_node("Add", ["x_quantized", "x_quantized_scale"], ["a"], name="add"),
+        helper.make_node("MatMul", ["a", "a_zero_point"], ["y"], name="two"),
+    ]
+    weights = {"x_scale": W, "x_quantized_scale": W[0], "x_quantized_scale_": W, "a_zero_point": W}
+    source = save_net(tmp_path / "source", nodes, weights, (["n", 4], ["n", 4]))
+    made = tmp_path / "made"
+    made.mkdir()
+    details = recipe.build(source, made, workbench(source, ROWS, limit=0.2))
+    assert details.settings["layers quantized"] == "2"
     assert 0 < distance(source, made, ROWS) < 0.2
 
 
