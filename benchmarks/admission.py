@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.result import argument_parser, measuring
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.batching.scheduler import BatchScheduler, Limits, Ticket
 
 FACTORS = (0.9, 1.1, 1.5, 3.0)

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from benchmarks.gate_simulation import Version, draw
 from benchmarks.result import BenchmarkResult
-from mlctl.rollout.domain import gates
-from mlctl.rollout.domain.counts import Window
-from mlctl.rollout.domain.evidence import GateEvidence, fold
+from mlctl.rollout.domain.machine import gates
+from mlctl.rollout.domain.machine.evidence import GateEvidence, fold
 from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.rollout.domain.traffic.counts import Window
 
 TICKS = 150
 TICK_SECONDS = 0.5

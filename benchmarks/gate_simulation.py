@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mlctl.rollout.domain import state_machine as machine
-from mlctl.rollout.domain.counts import Counts, Window
-from mlctl.rollout.domain.evidence import begin
+from mlctl.rollout.domain.machine import state_machine as machine
+from mlctl.rollout.domain.machine.evidence import begin
+from mlctl.rollout.domain.machine.state_machine import (
+    RolloutPhase,
+    RolloutProgress,
+    TickObservation,
+)
 from mlctl.rollout.domain.spec import Outcome, RolloutSpec
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
-from mlctl.rollout.domain.traffic_record import BLOCK_SECONDS
+from mlctl.rollout.domain.traffic.counts import Counts, Window
+from mlctl.rollout.domain.traffic.traffic_record import BLOCK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
 from benchmarks.workloads import MAX_ROWS, NAMES, NetBundle, make_workload
-from mlctl.services.runtime.cuda_graphs import open_cuda_graphs
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.cuda_graphs import open_cuda_graphs
+from mlctl.services.model.session import open_session
 
 BATCHES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
 PROVIDERS = ("cpu", "cuda", "tensorrt")

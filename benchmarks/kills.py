@@ -24,7 +24,7 @@ from statistics import median
 import psutil
 
 from benchmarks.result import BenchmarkResult
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
 from mlctl.rollout.domain.process_ref import DAEMON, PROXY
 from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec, Slot

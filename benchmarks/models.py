@@ -22,9 +22,10 @@ import numpy as np
 from benchmarks.model_zoo import CASES, Arrays, ModelCase
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
 from mlctl.bento.packaging import build_bento
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import MlctlError
+from mlctl.core.home import HOME_VARIABLE
+from mlctl.core.quiet import quiet
 from mlctl.loadtest.parity.batch_path import BatchPath
 from mlctl.loadtest.parity.online_paths import HttpPath
 from mlctl.loadtest.parity.paths import InferencePath
@@ -37,10 +38,9 @@ from mlctl.optimize.prepare import OptimizeOptions, prepare
 from mlctl.optimize.proofs.reference import load_reference
 from mlctl.optimize.recipes.fp32 import Fp32
 from mlctl.registry.mlflow_catalog import MlflowCatalog
-from mlctl.registry.quiet import quiet
 from mlctl.registry.tracking import TRACKING_VARIABLE, configure_tracking
-from mlctl.services.runtime.bento_layout import combine_bundles
-from mlctl.services.runtime.scorer import split_rows
+from mlctl.services.layout.bento_layout import combine_bundles
+from mlctl.services.model.scorer import split_rows
 
 FRESH, EVALUATION, SIZES = 1000, 120, (1, 7, 64)
 

@@ -42,7 +42,7 @@ from benchmarks.servers import (
     running,
 )
 from benchmarks.workloads import NAMES, NetBundle, make_workload
-from mlctl.services.runtime.session import Session, open_session
+from mlctl.services.model.session import Session, open_session
 
 BATCHES = (1, 8, 16, 32, 64, 128)
 _CLIENTS = (1, 64)

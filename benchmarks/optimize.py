@@ -27,8 +27,9 @@ from torch import nn
 
 from benchmarks.nets import NETS, Net
 from benchmarks.result import ResultTable, argument_parser, measuring
-from mlctl.bundle.home import HOME_VARIABLE
 from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.core.home import HOME_VARIABLE
+from mlctl.core.quiet import first_line, quiet
 from mlctl.examples.digits.data import load_split
 from mlctl.examples.digits.train import RECIPES, fit
 from mlctl.optimize.choice import choose
@@ -43,10 +44,9 @@ from mlctl.optimize.prepare import OptimizeOptions, prepare
 from mlctl.optimize.source_graph import ExportedModel, export_source
 from mlctl.optimize.variant import Measured, Variant
 from mlctl.registry.mlflow_catalog import MlflowCatalog
-from mlctl.registry.quiet import first_line, quiet
 from mlctl.registry.tracking import configure_tracking
-from mlctl.services.runtime.scorer import split_rows
-from mlctl.services.runtime.session import OnnxSession, Session, open_session
+from mlctl.services.model.scorer import split_rows
+from mlctl.services.model.session import OnnxSession, Session, open_session
 
 BATCHES = (1, 8, 32)
 FOREST = "forest"

@@ -22,9 +22,10 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import wait_until
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.ports import free_ports
 from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.core.clock import SystemClock
+from mlctl.core.ports import free_ports
+from mlctl.services.online.batching.streaming import Answer
 from mlctl.services.online.models.precomputed import PrecomputedLookup
 from mlctl.services.online.models.precomputed_metrics import PrecomputedMetrics
 from mlctl.services.precomputed.base import PrecomputedRow, PrecomputedStore
@@ -33,7 +34,6 @@ from mlctl.services.precomputed.row_codec import RowCodec
 from mlctl.services.precomputed.store_urls import open_store
 from mlctl.services.protocol.priority import Priority
 from mlctl.services.protocol.wire import InferRequest
-from mlctl.services.runtime.streaming import Answer
 
 KEYS = 1_000_000
 REQUESTS = 20_000

@@ -19,9 +19,9 @@ import psutil
 from benchmarks.loadgen import LoadTarget, build, run_closed
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import tree_cpu_seconds, wait_until
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.loadtest.inputs import post
-from mlctl.rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, TrafficSplit
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable, MeteredDataPlane, TrafficSplit
 from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from mlctl.rollout.drivers.envoy.names import Document
 from mlctl.rollout.drivers.envoy.proxy import envoy_command

@@ -21,12 +21,12 @@ from urllib.parse import quote
 from benchmarks.loadgen import LoadTarget, build, closed_command
 from benchmarks.result import BenchmarkResult
 from benchmarks.servers import wait_until
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.loadtest.inputs import post
 from mlctl.rollout.client import deployments
-from mlctl.rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable, MeteredDataPlane
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.drivers.local.processes import members
 from mlctl.rollout.drivers.proxies import proxy_of
 from mlctl.rollout.journal import paths

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import effects, gates, handover, kills, proxies, reaction
 from benchmarks.result import argument_parser, measuring
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.home import HOME_VARIABLE
 
 _PARTS = ("reaction", "promotions", "handover", "kills", "proxies", "gates", "effects")
 

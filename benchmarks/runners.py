@@ -20,7 +20,7 @@ from benchmarks.batch.__main__ import MODELS
 from benchmarks.precomputed import measure_stores
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
 from benchmarks.stream import kills
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.home import HOME_VARIABLE
 
 _PARTS = ("batch", "stream", "batch-kills", "kills", "precomputed")
 

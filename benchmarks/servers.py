@@ -21,8 +21,8 @@ import psutil
 from benchmarks.protocols import Protocol, bento_protocol, echo_protocol, v2_protocols
 from benchmarks.workloads import MAX_ROWS, NAME, NetBundle
 from mlctl.bento.packaging import build_bento
-from mlctl.bundle.home import HOME_VARIABLE
-from mlctl.bundle.ports import free_ports
+from mlctl.core.home import HOME_VARIABLE
+from mlctl.core.ports import free_ports
 from mlctl.rollout.domain.process_ref import PROXY
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal

@@ -7,8 +7,8 @@ from pathlib import Path
 from mlctl.bundle.interface import PREDICT
 from mlctl.bundle.tensors import Signature
 from mlctl.bundle.verify import read_manifest
-from mlctl.services.runtime.bento_layout import model_folder, read_bento_manifest
-from mlctl.services.runtime.pipeline import pipeline_signature
+from mlctl.services.layout.bento_layout import model_folder, read_bento_manifest
+from mlctl.services.model.pipeline import pipeline_signature
 
 
 def interface_of(source: Path) -> dict[str, Signature]:

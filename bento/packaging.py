@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import mlctl
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import sha256_file, write_atomic
-from mlctl.bundle.home import BENTO_HOME_VARIABLE, bento_environment, bento_home
-from mlctl.bundle.manifest import canonical_json
 from mlctl.bundle.verify import VerifiedBundle, verify
-from mlctl.services.runtime.bento_layout import (
+from mlctl.core.canonical import canonical_json
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import sha256_file, write_atomic
+from mlctl.core.home import BENTO_HOME_VARIABLE, bento_environment, bento_home
+from mlctl.services.layout.bento_layout import (
     MODEL_FOLDER,
     BentoContents,
     combine_bundles,
     read_contents,
 )
-from mlctl.services.runtime.bento_store import (
+from mlctl.services.layout.bento_store import (
     CONTENT_LABEL,
     DIGEST_LABEL,
     MODELS_LABEL,
@@ -43,7 +43,7 @@ from mlctl.services.runtime.bento_store import (
     BentoInfo,
     find_bento,
 )
-from mlctl.services.runtime.requirements import RuntimeFlavor, pin_requirements
+from mlctl.services.model.requirements import RuntimeFlavor, pin_requirements
 
 __all__ = ["MODEL_FOLDER", "BuiltBento", "bento_tag", "build_bento"]
 
@@ -52,17 +52,18 @@ _OUTPUT_LINES = 20
 _REASON = re.compile(r"[\w.]*(Error|Exception)\b")
 _SOURCES = ("*.py", "*.proto", "*.binpb", "py.typed")
 # What only commands use: they share it with the server's code, and no server or runner imports it.
-_ONLY_COMMANDS = frozenset(
-    {
-        "mlctl/bundle/exposure.py",
-        "mlctl/bundle/interface.py",
-        "mlctl/bundle/output_kinds.py",
-        "mlctl/bundle/ports.py",
-        "mlctl/services/batch/estimate.py",
-        "mlctl/services/batch/spark.py",
-        "mlctl/services/precomputed/manage.py",
-        "mlctl/services/stream/tools.py",
-    }
+_ONLY_COMMANDS = (
+    "mlctl/bundle/interface.py",
+    "mlctl/bundle/output_kinds.py",
+    "mlctl/core/charts/",
+    "mlctl/core/exposure.py",
+    "mlctl/core/ports.py",
+    "mlctl/core/quiet.py",
+    "mlctl/core/text.py",
+    "mlctl/services/batch/estimate.py",
+    "mlctl/services/batch/spark.py",
+    "mlctl/services/precomputed/manage.py",
+    "mlctl/services/stream/tools.py",
 )
 # The part of the command line that starts the batch and stream runners.
 _COMMAND_LINE = ("__init__.py", "options.py", "output.py", "progress.py", "runners/*.py")
@@ -167,10 +168,10 @@ def bento_sources() -> Iterator[Path]:
     """Yield every file of our code that a Bento contains: the server and the runners."""
     home = _home()
     yield home / "__init__.py"
-    for package in ("bundle", "services"):
+    for package in ("bundle", "core", "services"):
         for pattern in _SOURCES:
             for path in (home / package).rglob(pattern):
-                if _name_in_bento(path) not in _ONLY_COMMANDS:
+                if not _name_in_bento(path).startswith(_ONLY_COMMANDS):
                     yield path
     for pattern in _COMMAND_LINE:
         yield from home.glob(f"cli/{pattern}")

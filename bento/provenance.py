@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import EVIDENCE_NAME, Manifest
 from mlctl.bundle.verify import read_manifest
-from mlctl.services.runtime.bento_layout import model_folder
-from mlctl.services.runtime.bento_store import DIGEST_LABEL, BentoInfo
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_layout import model_folder
+from mlctl.services.layout.bento_store import DIGEST_LABEL, BentoInfo
 
 if TYPE_CHECKING:
     from mlctl.registry.catalog import ModelRow, PublishedModel

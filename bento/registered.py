@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlctl.bento.packaging import BuiltBento, build_bento
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import RUNTIMES, installed_version
-from mlctl.services.runtime.bento_layout import combine_bundles
-from mlctl.services.runtime.requirements import RuntimeFlavor
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import RUNTIMES, installed_version
+from mlctl.services.layout.bento_layout import combine_bundles
+from mlctl.services.model.requirements import RuntimeFlavor
 
 if TYPE_CHECKING:
     from mlctl.registry.catalog import PublishedModel, Selection
@@ -45,7 +45,7 @@ def build_registered(
     """Build the Bento of these versions; the first is the default model.
 
     Its labels name the registry's version of the first. With `maps` the versions are the stages of
-    a pipeline. Raises as `build_bento` and `mlctl.services.runtime.bento_layout.pack` do.
+    a pipeline. Raises as `build_bento` and `mlctl.services.layout.bento_layout.pack` do.
     """
     with tempfile.TemporaryDirectory(prefix="mlctl-build-") as folder:
         bundles = [

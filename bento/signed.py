@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle, verify
-from mlctl.services.runtime.bento_layout import is_bundle, read_contents
-from mlctl.services.runtime.bento_store import DIGEST_LABEL, BentoInfo, find_bento
-from mlctl.services.runtime.signing import check_signature, signature_beside, signature_in
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_layout import is_bundle, read_contents
+from mlctl.services.layout.bento_store import DIGEST_LABEL, BentoInfo, find_bento
+from mlctl.services.layout.signing import check_signature, signature_beside, signature_in
 
 
 def find_signable(reference: str) -> list[tuple[VerifiedBundle, Path]]:

@@ -2,7 +2,5 @@
 
 A *bundle* is a directory with a manifest that lists every file in it by size and sha256. Its
 digest, the sha256 of the canonical manifest, identifies the model everywhere else. This package
-imports no other package of the project and no machine-learning library.
+imports no machine-learning library.
 """
-
-__version__ = "0.1.0"

@@ -22,8 +22,6 @@ from pydantic import (
     model_validator,
 )
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.paths import check_relative
 from mlctl.bundle.tensors import (
     DYNAMIC,
     NULLABLE_DATATYPES,
@@ -32,6 +30,9 @@ from mlctl.bundle.tensors import (
     Signature,
     TensorSpec,
 )
+from mlctl.core.canonical import canonical_json
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.paths import check_relative
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -263,7 +264,7 @@ class Manifest(_Value):
         shapes = {spec.name: spec.shape for spec in self.signature.inputs}
         for name in self.batching.pad or {}:
             if shapes.get(name, ())[:2] != (DYNAMIC, DYNAMIC):
-                raise ValueError(f"batching.pad: {name!r} is no input of the shape [-1, -1, ...]")
+                raise ValueError(f"batching.pad: {name!r} is not an input with shape [-1, -1, ...]")
         return self
 
     @model_validator(mode="after")
@@ -361,14 +362,6 @@ def _excluded_values(
         found.forbidden_characters,
         lambda dtype: dtype is Datatype.BYTES,
     )
-
-
-def canonical_json(value: Any) -> bytes:
-    """Return JSON with sorted keys, no spaces, UTF-8; ValueError for NaN and infinities."""
-    text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
-    return text.encode()
 
 
 def parse_manifest(content: bytes) -> Manifest:

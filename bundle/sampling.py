@@ -22,8 +22,8 @@ from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import write_atomic
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import write_atomic
 
 SEGMENT_SUFFIX = ".parquet"
 # Columns of a segment beside the tensors', one line per row of a request.

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import sha256_file, write_atomic
 from mlctl.bundle.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -16,8 +14,10 @@ from mlctl.bundle.manifest import (
     Manifest,
     parse_manifest,
 )
-from mlctl.bundle.paths import check_relative, reject_link, resolve_inside
 from mlctl.bundle.tensors import MissingValues, Signature
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import sha256_file, write_atomic
+from mlctl.core.paths import check_relative, reject_link, resolve_inside
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import signal
 import sys
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
-from mlctl.bundle.garbage import rare_collection
+from mlctl.core.errors import ERROR_TABLE, ErrorCode
+from mlctl.core.garbage import rare_collection
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from mlctl.bundle.variables import PREFIX
+from mlctl.core.variables import PREFIX
 
 CONFIG_NAME = "mlctl.toml"
 _ENVIRONMENT = "environment"

@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from mlctl.bundle import __version__
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.garbage import rare_collection
+from mlctl import __version__
 from mlctl.cli.config_file import CONFIG_NAME, read_config
 from mlctl.cli.options import CONTEXT_SETTINGS
 from mlctl.cli.output import CommandOutput, ReportingGroup
+from mlctl.core.errors import MlctlError
+from mlctl.core.garbage import rare_collection
 from mlctl.optimize.supervision import run_in_child
 
 # Each name is that of the module in `mlctl.cli.commands` too, and of the command in it.

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 CONTEXT_SETTINGS = {
     "help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec
 
 import click
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from mlctl.bundle.packages import install_hint
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.core.packages import install_hint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,7 +120,7 @@ class CommandOutput:
 
     def warn_unknown_variables(self) -> None:
         """Warn on stderr about `MLCTL_*` variables that nothing reads, even with --json."""
-        from mlctl.bundle.variables import unknown_variables
+        from mlctl.core.variables import unknown_variables
 
         if not unknown_variables(os.environ, ()):
             return  # the server's settings take time to load
@@ -242,7 +242,7 @@ def _with_json(function: Body[P], text: str) -> Callable[..., None]:
         except ModuleNotFoundError as error:
             output.fail(_missing_package(error))
         except OSError as error:
-            from mlctl.bundle.os_errors import translate_os_error
+            from mlctl.core.os_errors import translate_os_error
 
             output.fail(translate_os_error(error) or _unexpected(error))
         except Exception as error:  # noqa: BLE001 - the last line of defence of a command
@@ -326,7 +326,7 @@ def _missing_package(error: ModuleNotFoundError) -> MlctlError:
 
 
 def _unexpected(error: Exception) -> MlctlError:
-    from mlctl.bundle.os_errors import is_disk_full
+    from mlctl.core.os_errors import is_disk_full
 
     if is_disk_full(error):
         return MlctlError(ErrorCode.DISK_FULL, "there is no space left")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlctl.rollout.domain.planner import RolloutPlan
+    from mlctl.rollout.domain.machine.planner import RolloutPlan
 
 
 def plan_document(plan: RolloutPlan) -> dict[str, Any]:

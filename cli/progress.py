@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.output import CommandOutput
+from mlctl.core.errors import ErrorCode, MlctlError
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class SecurityOptions:
 
     def files(self) -> tuple[Path, ...]:
         """Return certificate, key and CA as far as they are set; INVALID_INPUT if unusable."""
-        from mlctl.bundle.tls import checked_files
+        from mlctl.core.tls import checked_files
 
         files = checked_files(self.tls_cert, self.tls_key, self.tls_client_ca)
         found = () if files is None else (files.cert, files.key, files.client_ca)
@@ -45,7 +45,7 @@ class SecurityOptions:
 
     def warn_exposure(self, output: CommandOutput, host: str) -> None:
         """Warn about listening on `host` unprotected; INVALID_INPUT if no terminal shows it."""
-        from mlctl.bundle.exposure import exposure
+        from mlctl.core.exposure import exposure
         from mlctl.services.online.settings import load_settings
 
         warning = exposure(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlctl.rollout.domain.spec import Revision
-    from mlctl.rollout.domain.split import Difference, SlotRecord, Split, SplitRecord
+    from mlctl.rollout.domain.traffic.split import Difference, SlotRecord, Split, SplitRecord
 
 
 def split_lines(live: Revision, split: Split, record: SplitRecord) -> list[str]:

@@ -18,9 +18,10 @@ from benchmarks.effects import EFFECTS, RULES, SPEC, TICK_SECONDS, TICKS, Effect
 from benchmarks.gate_simulation import Version, draw
 from benchmarks.page import bar_chart, svg
 from benchmarks.result import BarChart
-from mlctl.rollout.domain import e_values, gates
-from mlctl.rollout.domain.counts import Window
-from mlctl.rollout.domain.evidence import GateEvidence, fold
+from mlctl.rollout.domain.machine import gates
+from mlctl.rollout.domain.machine.evidence import GateEvidence, fold
+from mlctl.rollout.domain.statistics import e_values
+from mlctl.rollout.domain.traffic.counts import Window
 
 RUNS = 500
 

@@ -19,15 +19,17 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 import mlctl
+from docs.house import layers_text, rooms_table
 from docs.zoo import zoo_tables
 from mlctl import chain
-from mlctl.bundle.errors import ERROR_TABLE
 from mlctl.bundle.manifest import manifest_json_schema
-from mlctl.bundle.variables import OTHER_VARIABLES, PREFIX
 from mlctl.cli.main import cli
+from mlctl.core.errors import ERROR_TABLE
+from mlctl.core.variables import OTHER_VARIABLES, PREFIX
 from mlctl.rollout.client.spec_file import spec_schema
 from mlctl.rollout.daemon.reporting.telemetry import METRICS
 from mlctl.rollout.domain.spec import RolloutSpec
+from mlctl.services.model.settings import RuntimeSettings
 from mlctl.services.online.metrics.counts import Metrics
 from mlctl.services.online.metrics.exposition import CounterSink
 from mlctl.services.online.metrics.generation import GenerationMetrics
@@ -38,7 +40,6 @@ from mlctl.services.online.observability.settings import ObserveSettings
 from mlctl.services.online.security.settings import SecureSettings
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.precomputed.settings import PrecomputedSettings, StoreSettings
-from mlctl.services.runtime.settings import RuntimeSettings
 from mlctl.services.stream.metrics import StreamMetrics
 
 HELP_WIDTH = 96
@@ -234,7 +235,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "rollout_metrics": lambda: _metric_rows(
         (name, family("x", "").type, text) for name, (family, text, _) in METRICS.items()
     ),
+    "layers": layers_text,
     "python": python_reference,
+    "rooms": rooms_table,
     "zoo": zoo_tables,
 }
 
@@ -272,7 +275,7 @@ def commands_markdown() -> str:
 def main() -> None:
     """Write every generated page next to this file."""
     folder = FOLDER
-    for page in folder.glob("*.md"):
+    for page in folder.glob("**/*.md"):
         page.write_text(filled(page.read_text()))
     (folder / "commands.md").write_text(commands_markdown())
     (folder / "errors.md").write_text(error_table_markdown())

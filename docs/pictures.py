@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from tests.support.browser import CHROMIUM, open_browser
 from tests.support.wait import wait_until
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 README = "README.md"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlctl.bundle.files import exclusive
-from mlctl.bundle.home import home_path
+from mlctl.core.files import exclusive
+from mlctl.core.home import home_path
 
 CACHES = {
     "optimize": "finished steps of `mlctl optimize`",

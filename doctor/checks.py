@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from mlctl.bundle.home import BENTO_HOME_VARIABLE, bento_home, mlctl_home
-from mlctl.bundle.os_errors import translate_os_error
-from mlctl.bundle.packages import RUNTIMES, install_hint, installed_version
+from mlctl.core.home import BENTO_HOME_VARIABLE, bento_home, mlctl_home
+from mlctl.core.os_errors import translate_os_error
+from mlctl.core.packages import RUNTIMES, install_hint, installed_version
 
 REGISTRY_SECONDS = 3.0
 
@@ -101,8 +101,8 @@ def check_runtime() -> Finding:
 
 def check_tensorrt() -> Finding:
     """Check that TensorRT finds a GPU and has the version of the runtime's provider."""
-    from mlctl.bundle.errors import MlctlError
-    from mlctl.services.runtime.tensorrt import machine
+    from mlctl.core.errors import MlctlError
+    from mlctl.services.model.tensorrt import machine
 
     version = machine.tensorrt_version()
     if version is None:
@@ -168,8 +168,8 @@ def check_registry() -> Finding:
 
 def check_settings() -> Finding:
     """Check that every MLCTL_* variable has a meaning and a valid value."""
-    from mlctl.bundle.errors import MlctlError
-    from mlctl.bundle.variables import unknown_variables
+    from mlctl.core.errors import MlctlError
+    from mlctl.core.variables import unknown_variables
     from mlctl.services.online.settings import ServerSettings, load_settings
 
     if unknown := unknown_variables(os.environ, ServerSettings.model_fields):
@@ -187,7 +187,7 @@ def check_precomputed() -> Finding:
     name = os.environ.get("MLCTL_PRECOMPUTED")
     if not name:
         return Finding("precomputed", Severity.OK, "not used (MLCTL_PRECOMPUTED is not set)")
-    from mlctl.bundle.errors import MlctlError
+    from mlctl.core.errors import MlctlError
     from mlctl.services.precomputed.base import StoreError
     from mlctl.services.precomputed.settings import read_store_location
     from mlctl.services.precomputed.store_urls import open_store, redact_location
@@ -214,10 +214,10 @@ def check_precomputed() -> Finding:
 
 def check_features() -> Finding:
     """Check that the feature store answers, if MLCTL_FEATURE_STORE is set."""
-    from mlctl.bundle.errors import MlctlError
+    from mlctl.core.errors import MlctlError
+    from mlctl.services.model.features import STORE_VARIABLE, open_store
+    from mlctl.services.model.settings import RuntimeSettings, read_environment
     from mlctl.services.precomputed.store_urls import redact_location
-    from mlctl.services.runtime.features import STORE_VARIABLE, open_store
-    from mlctl.services.runtime.settings import RuntimeSettings, read_environment
 
     location = os.environ.get(STORE_VARIABLE)
     if not location:

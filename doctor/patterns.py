@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 DAY_SECONDS = 86_400.0
 # A batch starts, reads and writes for minutes: for fresher predictions it would run all the time.

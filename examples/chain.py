@@ -42,7 +42,7 @@ def register(flavor: str, model: Any, name: str, **options: Any) -> None:
     """Log `model` with `mlflow.FLAVOR.log_model`, and register it as NAME@candidate."""
     import mlflow
 
-    from mlctl.registry.quiet import quiet
+    from mlctl.core.quiet import quiet
     from mlctl.registry.tracking import configure_tracking
 
     configure_tracking()
@@ -100,7 +100,7 @@ def signature_of(rows: Any, answers: Any) -> Any:
     """Return MLflow's signature of a table; columns with a missing value in `rows` are optional."""
     from mlflow.models import infer_signature
 
-    from mlctl.registry.quiet import quiet
+    from mlctl.core.quiet import quiet
 
     with quiet():  # it advises against integer columns
         return infer_signature(rows, answers)

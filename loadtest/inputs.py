@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import orjson
 
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.manifest import GOLDEN_NAME
 from mlctl.bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
 from mlctl.optimize.data.check import Pass
 from mlctl.optimize.data.load import open_source
+from mlctl.services.model.golden import load_golden
 from mlctl.services.protocol.json_data import encode_data
 from mlctl.services.protocol.messages import methods
 from mlctl.services.protocol.wire import encode_raw, invalid
-from mlctl.services.runtime.golden import load_golden
-
-Arrays = Mapping[str, np.ndarray]
 
 # The number of different requests: enough that a cache of answers is not what is measured.
 _VARIETY = 32

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import read_manifest
-from mlctl.services.runtime.bento_layout import is_bundle, model_folder, read_bento_manifest
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_layout import is_bundle, model_folder, read_bento_manifest
 
 
 def split_target(target: str) -> tuple[str, str | None]:

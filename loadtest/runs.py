@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import uvloop
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.figures import Figures, LatencyRecord, ServerUse, summarize
 from mlctl.loadtest.grpc_load import GrpcTarget
 from mlctl.loadtest.http_load import HttpTarget
-from mlctl.loadtest.inputs import Arrays, given_rows, grpc_request, http_request, random_rows
+from mlctl.loadtest.inputs import given_rows, grpc_request, http_request, random_rows
 from mlctl.loadtest.loops import OpenLoop, RequestSender, closed_loop
 from mlctl.loadtest.target import Address, RemoteModel, batches_so_far, describe_grpc, describe_http
 

@@ -18,10 +18,10 @@ from types import FrameType
 import httpx
 import psutil
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import bento_environment
-from mlctl.bundle.ports import free_ports
-from mlctl.bundle.tokens import token_of
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import bento_environment
+from mlctl.core.ports import free_ports
+from mlctl.core.tokens import token_of
 from mlctl.loadtest.runs import MeasuredServer, Protocols
 from mlctl.loadtest.target import Address
 

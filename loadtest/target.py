@@ -12,8 +12,8 @@ import grpc
 import httpx
 from pydantic import ValidationError
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Signature
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.grpc_load import open_channel
 from mlctl.services.protocol.messages import SERVICE, methods
 from mlctl.services.protocol.wire import invalid

@@ -12,7 +12,7 @@ from mlctl.loadtest.figures import Figures
 from mlctl.loadtest.naming import folder_of
 from mlctl.loadtest.runs import LoadProfile, RequestShape, bench
 from mlctl.loadtest.server import serving
-from mlctl.services.runtime.bento_store import BentoInfo
+from mlctl.services.layout.bento_store import BentoInfo
 
 Settings = Mapping[str, int]
 

@@ -13,19 +13,21 @@ from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlctl.bundle.errors import ErrorCode, MlctlError
     from mlctl.client import Client
+    from mlctl.core.errors import ErrorCode, MlctlError
     from mlctl.optimize.goals import Goals
     from mlctl.optimize.prepare import OptimizeOptions
     from mlctl.rollout.domain.spec import RolloutSpec
+
+__version__ = "0.1.0"
 
 __all__ = ["Client", "ErrorCode", "Goals", "MlctlError", "OptimizeOptions", "RolloutSpec"]
 
 _MODULES = {
     "Client": "client",
-    "ErrorCode": "bundle.errors",
+    "ErrorCode": "core.errors",
     "Goals": "optimize.goals",
-    "MlctlError": "bundle.errors",
+    "MlctlError": "core.errors",
     "OptimizeOptions": "optimize.prepare",
     "RolloutSpec": "rollout.domain.spec",
 }

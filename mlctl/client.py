@@ -16,8 +16,8 @@ import httpx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype
+from mlctl.core.errors import ErrorCode, MlctlError
 
 TIMEOUT_SECONDS = 30.0
 # The types of pandas.NA and pandas.NaT.

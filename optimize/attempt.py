@@ -19,12 +19,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.entries import Entry, Key, hash_key
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.home import mlctl_home
 from mlctl.bundle.manifest import MODEL_NAME
-from mlctl.bundle.os_errors import is_disk_full
+from mlctl.core.clock import Clock
+from mlctl.core.entries import Entry, Key, hash_key
+from mlctl.core.errors import MlctlError
+from mlctl.core.home import mlctl_home
+from mlctl.core.os_errors import is_disk_full
+from mlctl.core.quiet import first_line
+from mlctl.core.text import printable
 from mlctl.optimize.cache import fetch_or_build, is_cached, versions
 from mlctl.optimize.device import RunDevice
 from mlctl.optimize.events import ProgressListener, Stage, StepEvent, StepStatus
@@ -64,9 +66,7 @@ from mlctl.optimize.variant import (
     save_measured,
     save_timings,
 )
-from mlctl.registry.names import printable
-from mlctl.registry.quiet import first_line
-from mlctl.services.runtime.int8_kernels import fast_kernels_are_exact
+from mlctl.services.model.int8_kernels import fast_kernels_are_exact
 
 # To be raised when the same graph would be judged or timed differently.
 MEASURE_VERSION = 7

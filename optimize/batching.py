@@ -12,9 +12,9 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import Batching
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature
+from mlctl.core.errors import ErrorCode, MlctlError
 
 MAX_ROWS = 4096
 _ROWS = 32

@@ -7,15 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from mlctl.bundle import entries
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.entries import Entry, Key, hash_key
-from mlctl.bundle.home import state_dir
-from mlctl.bundle.packages import installed_version
+from mlctl.core import entries
+from mlctl.core.clock import SystemClock
+from mlctl.core.entries import Entry, Key, hash_key
+from mlctl.core.home import state_dir
+from mlctl.core.packages import installed_version
 
 
 def fetch_or_build(key: Key, build: Callable[[Path], None], *, fresh: bool = False) -> Entry:
-    """Return the entry for `key`, built again if `fresh`: `bundle.entries.fetch_or_build`."""
+    """Return the entry for `key`, built again if `fresh`: `core.entries.fetch_or_build`."""
     if fresh:
         shutil.rmtree(_store() / hash_key(key), ignore_errors=True)
     return entries.fetch_or_build(_store(), key, build, SystemClock())

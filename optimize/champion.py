@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.goals import Goals
 from mlctl.optimize.prepare import Prepared
 from mlctl.registry.catalog import CHAMPION, Catalog

@@ -18,8 +18,8 @@ from mlctl.bundle.tensors import DYNAMIC, Signature
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.source_graph import ExportedModel
 from mlctl.registry.catalog import ModelFormat
-from mlctl.services.runtime.run_errors import RunError
-from mlctl.services.runtime.session import Session, open_session
+from mlctl.services.model.run_errors import RunError
+from mlctl.services.model.session import Session, open_session
 
 # Operators whose outputs have the values of their first input.
 _KEEP_VALUES = frozenset(

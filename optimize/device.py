@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.recipes.base import Target
-from mlctl.services.runtime.session import open_session
-from mlctl.services.runtime.tensorrt.machine import find_gpu, provider_problem
+from mlctl.services.model.session import open_session
+from mlctl.services.model.tensorrt.machine import find_gpu, provider_problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from mlctl.optimize.proofs.splits import SplitCheck
 from mlctl.optimize.source_graph import ExportedModel
 from mlctl.optimize.variant import Measured
 from mlctl.registry.catalog import PublishReport
-from mlctl.services.runtime.int8_kernels import fast_kernels_are_exact
+from mlctl.services.model.int8_kernels import fast_kernels_are_exact
 
 SCHEMA_VERSION = 4
 REPORT_NAME = "report.json"

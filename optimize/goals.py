@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.output_kinds import OutputKind, output_kind
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.metrics.parity import OutputParity, Parity
 from mlctl.optimize.metrics.perplexity import PERPLEXITY_NAME
@@ -51,7 +51,7 @@ class Goals:
         max_size_mb: size of the graph; None for no limit.
         min_agreement: share of the rows that get the source model's answer; None, for outputs that
             no metric judges, 0.99. A limit that is set holds for all outputs.
-        min_centred_cosine: likewise the centred cosine with the source model's outputs; None, 0.98.
+        min_centred_cosine: the same for the centred cosine with its outputs; None, 0.98.
         score_limit: the metric of a variant must be at least this, an error at most.
         max_perplexity_increase: of a language model, as a share of the source model's perplexity;
             None, 0.05.

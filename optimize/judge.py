@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlctl.bundle.clock import Clock
 from mlctl.bundle.manifest import MODEL_NAME, Batching
+from mlctl.core.clock import Clock
+from mlctl.core.quiet import first_line
 from mlctl.optimize.batching import DEFAULT, BatchingOptions
 from mlctl.optimize.data import Rows, Tensors
 from mlctl.optimize.device import RunDevice
@@ -26,9 +27,8 @@ from mlctl.optimize.metrics.scores import Metric, MetricResult, compare_metric
 from mlctl.optimize.proofs.batch_contamination import MAX_ROWS, measure_contamination
 from mlctl.optimize.recipes.base import DATA_NAME, Details, Quality
 from mlctl.optimize.variant import Measured, Timings, Variant
-from mlctl.registry.quiet import first_line
-from mlctl.services.runtime.scorer import join_rows, split_rows
-from mlctl.services.runtime.session import Session, open_session
+from mlctl.services.model.scorer import join_rows, split_rows
+from mlctl.services.model.session import Session, open_session
 
 # A search on calibration rows may use this share of what the goals allow: it stops just below
 # its limit, and other rows judge afterwards.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.os_errors import is_disk_full
-from mlctl.registry.names import printable
-from mlctl.registry.quiet import first_line, quiet
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.os_errors import is_disk_full
+from mlctl.core.quiet import first_line, quiet
+from mlctl.core.text import printable
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import require_onnxruntime
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import require_onnxruntime
 from mlctl.optimize.champion import judged_by_champion
 from mlctl.optimize.choice import Judged, choose
 from mlctl.optimize.device import find_device

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.packages import require_onnxruntime
+from mlctl.core.clock import SystemClock
+from mlctl.core.packages import require_onnxruntime
 from mlctl.optimize.attempt import Attempt
 from mlctl.optimize.cache import is_cached
 from mlctl.optimize.device import RunDevice, find_device

@@ -5,10 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from mlctl.bundle.entries import LIST_NAME
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.files import scratch_directory, settle, write_atomic
-from mlctl.bundle.home import state_dir
 from mlctl.bundle.manifest import (
     EVIDENCE_NAME,
     GENERATION_FOLDER,
@@ -18,10 +14,14 @@ from mlctl.bundle.manifest import (
     Batching,
     Manifest,
     SourceVersion,
-    canonical_json,
 )
 from mlctl.bundle.manifest import VariantInfo as ManifestVariant
 from mlctl.bundle.verify import VerifiedBundle, seal, verify
+from mlctl.core.canonical import canonical_json
+from mlctl.core.entries import LIST_NAME
+from mlctl.core.errors import MlctlError
+from mlctl.core.files import scratch_directory, settle, write_atomic
+from mlctl.core.home import state_dir
 from mlctl.optimize.choice import Judged
 from mlctl.optimize.constraints import find_constraints
 from mlctl.optimize.device import RunDevice
@@ -32,12 +32,12 @@ from mlctl.optimize.recipes.generation import read_generation
 from mlctl.optimize.source_graph import ExportedModel
 from mlctl.optimize.variant import DETAILS_NAME
 from mlctl.registry.names import bundle_name
-from mlctl.services.runtime.golden import load_golden, load_golden_features, save_golden
-from mlctl.services.runtime.padding import LengthPadding
-from mlctl.services.runtime.scorer import Scorer
-from mlctl.services.runtime.session import open_session
-from mlctl.services.runtime.transform import load_transform
-from mlctl.services.runtime.warmup import check_padding
+from mlctl.services.model.golden import load_golden, load_golden_features, save_golden
+from mlctl.services.model.padding import LengthPadding
+from mlctl.services.model.scorer import Scorer
+from mlctl.services.model.session import open_session
+from mlctl.services.model.transform import load_transform
+from mlctl.services.model.warmup import check_padding
 
 GOLDEN_ROWS = 32
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from mlctl.bundle.entries import Key, hash_key
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import write_atomic
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.tensors import Signature
+from mlctl.core.entries import Key, hash_key
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import write_atomic
 from mlctl.optimize.batching import DEFAULT
 from mlctl.optimize.cache import fetch_or_build, versions
 from mlctl.optimize.data import Rows
@@ -30,9 +30,9 @@ from mlctl.optimize.proofs.probing import ProbeResult, probe_model
 from mlctl.optimize.proofs.reference import Reference, load_reference
 from mlctl.optimize.proofs.splits import SplitCheck, check_splits, near_splits
 from mlctl.registry.catalog import ModelFormat
-from mlctl.services.runtime.golden import load_golden, save_golden
-from mlctl.services.runtime.run_errors import RunError
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.golden import load_golden, save_golden
+from mlctl.services.model.run_errors import RunError
+from mlctl.services.model.session import open_session
 
 VERSION = 12
 _LIBRARIES = (

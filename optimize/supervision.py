@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from mlctl.bundle.child_process import describe_exit, end_with_parent, is_crash
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.child_process import describe_exit, end_with_parent, is_crash
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.events import ProgressListener, Stage, StepEvent, StepStatus
 
 # TensorRT alone may take an hour for an engine.

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.clock import Clock
+from mlctl.core.clock import Clock
 from mlctl.optimize.data import Rows, Tensors
 from mlctl.optimize.goals import Prefer
 from mlctl.optimize.metrics.latency import fewest_seconds, most_seconds
 from mlctl.optimize.recipes.base import Recipe, Target
 from mlctl.optimize.recipes.graphs import count_matrices
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 
 # Rows that run together while a recipe calibrates, and those that show contamination.
 _BATCH, _SAMPLE_ROWS = 8, 60

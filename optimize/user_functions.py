@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.registry.names import suggestion
-from mlctl.registry.quiet import first_line
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line
+from mlctl.core.text import suggestion
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 

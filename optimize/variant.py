@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from mlctl.bundle.files import write_atomic
-from mlctl.bundle.manifest import canonical_json
+from mlctl.core.canonical import canonical_json
+from mlctl.core.files import write_atomic
 from mlctl.optimize.metrics.latency import BatchLatency
 from mlctl.optimize.metrics.parity import Parity
 from mlctl.optimize.metrics.scores import MetricResult

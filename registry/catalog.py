@@ -9,9 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from mlctl.bundle.files import sha256_file
-from mlctl.bundle.manifest import canonical_json
-from mlctl.bundle.paths import reject_link
 from mlctl.bundle.tensors import (
     NO_MISSING,
     NULLABLE_DATATYPES,
@@ -20,6 +17,9 @@ from mlctl.bundle.tensors import (
     Signature,
 )
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.canonical import canonical_json
+from mlctl.core.files import sha256_file
+from mlctl.core.paths import reject_link
 
 CHAMPION = "champion"
 DIGEST_TAG = "mlctl.digest"

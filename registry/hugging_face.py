@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.text import printable
 from mlctl.registry.catalog import ImportedModel
-from mlctl.registry.names import ModelRef, parse_new_name, printable
+from mlctl.registry.names import ModelRef, parse_new_name
 
 TASK = "text-generation"
 SIGNATURE = Signature(

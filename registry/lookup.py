@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.text import printable, suggestion
 from mlctl.registry.catalog import (
     CHAMPION,
     DIGEST_TAG,
@@ -20,7 +21,7 @@ from mlctl.registry.catalog import (
     PublishedModel,
     Selection,
 )
-from mlctl.registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, printable, suggestion
+from mlctl.registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name
 from mlctl.registry.tracking import missing_model_hint, registry_address
 
 _PAGE = 100

@@ -10,11 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import exclusive, settle
-from mlctl.bundle.home import state_dir
-from mlctl.bundle.paths import check_relative
 from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import exclusive, settle
+from mlctl.core.home import state_dir
+from mlctl.core.paths import check_relative
+from mlctl.core.quiet import quiet
 from mlctl.registry import lookup
 from mlctl.registry.catalog import (
     CHAMPION,
@@ -32,7 +33,6 @@ from mlctl.registry.mlmodel import read_mlmodel
 from mlctl.registry.names import OPTIMIZED_SUFFIX, ModelRef, optimized_name, parse_ref
 from mlctl.registry.onnx_import import OnnxImport, register
 from mlctl.registry.publish import BUNDLE_ARTIFACT, publish_bundle
-from mlctl.registry.quiet import quiet
 from mlctl.registry.tracking import configure_tracking, registry_errors
 
 # How to log a model again so that loading it runs no code.

@@ -14,13 +14,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.paths import resolve_inside
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.paths import resolve_inside
+from mlctl.core.quiet import first_line
+from mlctl.core.text import printable
 from mlctl.registry import hugging_face
 from mlctl.registry.catalog import ModelFormat
-from mlctl.registry.names import printable
-from mlctl.registry.quiet import first_line
 
 _PT2_FILE = "model.pt2"
 _SKOPS = "skops"

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from mlctl.registry.names import printable
-from mlctl.registry.quiet import first_line
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line
+from mlctl.core.text import printable
 
 Shape = tuple[int, ...]
 

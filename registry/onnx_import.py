@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Signature
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.text import printable
 from mlctl.registry.catalog import ImportedModel
 from mlctl.registry.mlmodel import check_signature
-from mlctl.registry.names import ModelRef, parse_new_name, printable
+from mlctl.registry.names import ModelRef, parse_new_name
 from mlctl.registry.onnx_file import (
     Shape,
     declare_shapes,

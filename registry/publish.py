@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.files import write_atomic
-from mlctl.bundle.home import state_dir
 from mlctl.bundle.manifest import MODEL_NAME
-from mlctl.bundle.packages import RUNTIMES, installed_version
-from mlctl.bundle.paths import check_relative
 from mlctl.bundle.tensors import Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.files import write_atomic
+from mlctl.core.home import state_dir
+from mlctl.core.packages import RUNTIMES, installed_version
+from mlctl.core.paths import check_relative
 from mlctl.registry.catalog import (
     DIGEST_TAG,
     RECIPE_TAG,

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlctl.registry.names import printable
-from mlctl.registry.quiet import quiet
+from mlctl.core.quiet import quiet
+from mlctl.core.text import printable
 from mlctl.registry.tracking import configure_tracking, registry_errors
 
 EXPERIMENT = "mlctl-rollouts"

@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import exclusive
-from mlctl.bundle.home import mlctl_home, state_dir
-from mlctl.bundle.os_errors import is_disk_full
-from mlctl.registry.names import printable
-from mlctl.registry.quiet import first_line, quiet
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import exclusive
+from mlctl.core.home import mlctl_home, state_dir
+from mlctl.core.os_errors import is_disk_full
+from mlctl.core.quiet import first_line, quiet
+from mlctl.core.text import printable
 
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 PICKLE_VARIABLE = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"

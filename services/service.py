@@ -10,9 +10,9 @@ import os
 import sys
 from typing import Any
 
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.garbage import rare_collection
-from mlctl.bundle.variables import unknown_variables
+from mlctl.core.errors import MlctlError
+from mlctl.core.garbage import rare_collection
+from mlctl.core.variables import unknown_variables
 
 
 def _build() -> Any:

@@ -18,7 +18,7 @@ from mlctl.bento.packaging import bento_sources
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "doctor",
+    "core", "bundle", "registry", "services", "optimize", "loadtest", "bento", "rollout", "doctor",
     "examples", "cli", "mlctl",
 )  # fmt: skip
 HEAVY = {"torch", "mlflow", "bentoml", "onnxruntime", "onnx", "pandas", "numpy", "pydantic"}
@@ -79,7 +79,7 @@ def test_help__without_a_command__loads_no_heavy_library() -> None:
 # Processes of their own: the server starts them by their names.
 OTHERS_IN_A_BENTO = {
     "mlctl.services.generate.grammar_process",
-    "mlctl.services.runtime.engine_worker",
+    "mlctl.services.model.engine_worker",
 }
 # Their modules are imported by name: the scheme of a URL, --payload.
 PLUG_INS = ("mlctl.services.stream.payloads.", "mlctl.services.stream.transports.")
@@ -114,6 +114,16 @@ def test_tests__each_name__has_feature_condition_and_result() -> None:
         if not re.fullmatch(r"test_[a-z0-9_]+?__[a-z0-9_]+?__[a-z0-9_]+", name)
     }
     assert wrong == set()
+
+
+def test_tests__folder_of_a_package__is_that_of_the_code() -> None:
+    folders = {
+        path.parent.relative_to(ROOT / "tests")
+        for name in PACKAGES
+        for path in (ROOT / "tests" / name).rglob("test_*.py")
+    }
+    assert len(folders) > 40
+    assert {folder for folder in folders if not (ROOT / folder).is_dir()} <= {Path("optimize/zoo")}
 
 
 UNSAFE_CALLS = {

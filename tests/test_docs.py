@@ -23,9 +23,9 @@ import yaml  # type: ignore[import-untyped]
 from docs.diagrams import batching_svg, chain_svg
 from docs.generate import filled, rollout_schema_text, settings_table
 from docs.run import RUNNABLE, unexplained_blocks
-from mlctl.bundle.variables import OTHER_VARIABLES
 from mlctl.cli.main import cli
 from mlctl.cli.runners.image import image
+from mlctl.core.variables import OTHER_VARIABLES
 from mlctl.services.online.settings import ServerSettings
 from tests.test_architecture import PACKAGES, ROOT, sources
 
@@ -159,7 +159,8 @@ def usage_errors(words: list[str]) -> list[str]:
     if isinstance(command, click.Group) or {"...", "--help"} & set(rest):
         return []
     rest = rest[: rest.index("--")] if "--" in rest else rest
-    context = click.Context(command)
+    # click keeps the option that the first context of a command asks for.
+    context = click.Context(command, help_option_names=["-h", "--help"])
     values, _, _ = command.make_parser(context).parse_args(rest)
     found = []
     for each in command.params:

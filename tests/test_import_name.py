@@ -16,7 +16,7 @@ import pytest
 from mlctl import Client
 from mlctl.bento.packaging import build_bento
 from tests.support.bundles import expected, make_bundle
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.serving import launch, running
 from tests.test_architecture import PACKAGES, ROOT
 

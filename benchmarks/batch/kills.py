@@ -27,12 +27,12 @@ from pyarrow import dataset, parquet
 
 from benchmarks.result import BenchmarkResult
 from benchmarks.workloads import make_workload
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.verify import verify
+from mlctl.core.errors import MlctlError
 from mlctl.services.batch.job import BatchConfig, run_job
 from mlctl.services.batch.local_executor import local_executor
-from mlctl.services.batch.run import RunControl
+from mlctl.services.batch.progress import RunControl
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source
 from tests.support.batch_kill import Killer

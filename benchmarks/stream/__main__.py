@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.stream.brokers import SCHEMES, Broker, broker, fill, values
 from benchmarks.stream.engines import Spec
 from benchmarks.workloads import make_workload
-from mlctl.bundle.clock import SystemClock
+from mlctl.core.clock import SystemClock
 from mlctl.services.stream.answer_headers import SOURCE
 from mlctl.services.stream.base import ConnectionRequest, Message, Outgoing, StreamUrl
 from mlctl.services.stream.transports import transport_of

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mlctl.bundle.garbage import rare_collection
+from mlctl.core.garbage import rare_collection
 from mlctl.services.stream.answer_headers import DIGEST, MODEL, SOURCE, STAGES
 from mlctl.services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
 
@@ -72,7 +72,7 @@ def ours(spec: Spec, meter: CommitMeter) -> None:
     from mlctl.services.stream.engine import RunSettings
     from mlctl.services.stream.events import StreamEvent
     from mlctl.services.stream.payloads import PayloadRequest
-    from mlctl.services.stream.run import StreamConfig, run_stream
+    from mlctl.services.stream.start import StreamConfig, run_stream
 
     def watch(event: StreamEvent) -> None:
         if event.batch is not None:

@@ -26,7 +26,7 @@ from mlctl.services.stream.base import ConnectionRequest, Message, Outgoing, Str
 from mlctl.services.stream.batching import BatchGoals
 from mlctl.services.stream.engine import RunSettings
 from mlctl.services.stream.payloads import PayloadRequest
-from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.start import StreamConfig, run_stream
 from mlctl.services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server
 from tests.support.bundles import make_bundle

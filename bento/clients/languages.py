@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 from jinja2 import Environment
 
+from mlctl import __version__
 from mlctl.bento.templates import environment
-from mlctl.bundle import __version__
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import write_atomic
-from mlctl.bundle.paths import check_relative
 from mlctl.bundle.tensors import DYNAMIC, Datatype
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import write_atomic
+from mlctl.core.paths import check_relative
 from mlctl.services.online.grpc.typed.layout import DIGEST, FIRST, Field, lay_out
 from mlctl.services.online.openapi.document import document, to_text
 from mlctl.services.online.openapi.model import ApiModel, ApiTensor

@@ -7,9 +7,9 @@ import re
 from urllib.parse import urlsplit, urlunsplit
 
 from mlctl.loadtest.target import describe_http, parse_url
+from mlctl.services.layout.scorable import find_scorable
 from mlctl.services.online.openapi.model import ApiModel, describe
 from mlctl.services.protocol.wire import invalid, shown
-from mlctl.services.runtime.scorable import find_scorable
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}|-")
 

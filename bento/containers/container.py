@@ -19,10 +19,10 @@ from mlctl.bento.containers.containerfile import Image, base_labels, containerfi
 from mlctl.bento.containers.lock import Lock, Platform
 from mlctl.bento.containers.resolve import python_version
 from mlctl.bento.containers.sbom import sbom_of
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import scratch_directory
-from mlctl.services.runtime.bento_layout import BentoContents, read_contents
-from mlctl.services.runtime.bento_store import DIGEST_LABEL, BentoInfo
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import scratch_directory
+from mlctl.services.layout.bento_layout import BentoContents, read_contents
+from mlctl.services.layout.bento_store import DIGEST_LABEL, BentoInfo
 
 CONTAINERFILE = "Containerfile"
 LOCK_NAME = "requirements.lock"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import install_hint, installed_version
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint, installed_version
 
 # By the names of mlctl's own extras, which the hints about missing packages name.
 _BATCH = ("flatbuffers", "fsspec", "pyarrow")

@@ -25,10 +25,10 @@ from packaging.utils import canonicalize_name
 
 from mlctl.bento.containers.extras import extra_requirements
 from mlctl.bento.containers.lock import Lock, Package, Platform, read_lock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import install_hint, installed_version
-from mlctl.services.runtime.bento_store import BentoInfo
-from mlctl.services.runtime.signing import signing_requirements
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint, installed_version
+from mlctl.services.layout.bento_store import BentoInfo
+from mlctl.services.layout.signing import signing_requirements
 
 # pip's settings and uv's variables for the same. They go through the environment, because other
 # users can read a command's arguments, and the URL of an index may hold a password.

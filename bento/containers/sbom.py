@@ -9,12 +9,12 @@ import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from mlctl import __version__
 from mlctl.bento.containers.lock import Lock, Package, Platform
-from mlctl.bundle import __version__
 from mlctl.bundle.manifest import MANIFEST_NAME
 from mlctl.bundle.verify import VerifiedBundle
-from mlctl.services.runtime.bento_layout import BentoContents
-from mlctl.services.runtime.bento_store import CONTENT_LABEL, BentoInfo
+from mlctl.services.layout.bento_layout import BentoContents
+from mlctl.services.layout.bento_store import CONTENT_LABEL, BentoInfo
 
 if TYPE_CHECKING:
     from cyclonedx.model.bom import Bom

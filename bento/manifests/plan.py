@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mlctl.bento.containers.containerfile import GRPC_PORT, HTTP_PORT
 from mlctl.bento.manifests.resources import Resources
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.settings import ServerSettings
 
 TOKEN_FOLDER = "/etc/mlctl/token"  # noqa: S105 - a folder

@@ -19,7 +19,7 @@ from mlctl.bento.manifests.plan import (
     require_label,
     require_no_password,
 )
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
+from mlctl.core.errors import ERROR_TABLE, ErrorCode
 from mlctl.services.batch.locations import scheme_of
 from mlctl.services.stream.base import StreamUrl
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mlctl.bento.manifests.plan import ManifestModel
 from mlctl.bento.manifests.resources import Resources, estimate, read_bench
-from mlctl.services.runtime.bento_layout import BentoContents, read_contents
-from mlctl.services.runtime.bento_store import BentoInfo
+from mlctl.services.layout.bento_layout import BentoContents, read_contents
+from mlctl.services.layout.bento_store import BentoInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from mlctl.bento.manifests.runner_plan import (
 )
 from mlctl.bento.manifests.yaml_values import yaml_value
 from mlctl.bento.templates import environment
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import write_atomic
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import write_atomic
 
 _FOLDER = Path(__file__).with_name("templates")
 _TEMPLATES = environment(_FOLDER, yaml_value)

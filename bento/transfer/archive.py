@@ -15,13 +15,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import scratch_directory, write_atomic
-from mlctl.bundle.home import bento_home
-from mlctl.bundle.manifest import FileEntry, Name, Sha256, canonical_json
+from mlctl.bundle.manifest import FileEntry, Name, Sha256
 from mlctl.bundle.verify import check_files, describe_file, walk
-from mlctl.services.runtime.bento_layout import read_contents
-from mlctl.services.runtime.bento_store import (
+from mlctl.core.canonical import canonical_json
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import scratch_directory, write_atomic
+from mlctl.core.home import bento_home
+from mlctl.services.layout.bento_layout import read_contents
+from mlctl.services.layout.bento_store import (
     CONTENT_LABEL,
     DIGEST_LABEL,
     LATEST,

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from mlctl.bento.transfer.archive import MAX_LISTING_BYTES, Listing, check_room, parse_listing
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import exclusive, sha256_file, write_atomic
-from mlctl.bundle.paths import resolve_inside
-from mlctl.services.runtime.bento_store import BentoInfo
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import exclusive, sha256_file, write_atomic
+from mlctl.core.paths import resolve_inside
+from mlctl.services.layout.bento_store import BentoInfo
 
 ARTIFACT_TYPE = "application/vnd.mlctl.bento.v1"
 CONFIG_TYPE = "application/vnd.mlctl.bento.listing.v1+json"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mlctl.bento.transfer.archive import import_bento, incoming, list_files
 from mlctl.bento.transfer.oci import read_layout, write_layout
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.services.runtime.bento_store import BentoInfo, find_bento
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_store import BentoInfo, find_bento
 
 if TYPE_CHECKING:
     from mlctl.registry.catalog import PublishedModel

@@ -50,7 +50,7 @@ def run(output: CommandOutput, /, bento: str, options: BatchOptions) -> None:
     Example:
       mlctl batch run digits --in rows.parquet --out scores/ --keep id
     """
-    from mlctl.services.runtime.scorable import find_scorable
+    from mlctl.services.layout.scorable import find_scorable
 
     run_batch(output, partial(find_scorable, bento), options)
 
@@ -68,7 +68,7 @@ def estimate(output: CommandOutput, /, bento: str, options: EstimateOptions) -> 
     from mlctl.services.batch.estimate import estimate as predict
     from mlctl.services.batch.job import BatchConfig, column_list
     from mlctl.services.batch.sources import open_source
-    from mlctl.services.runtime.scorable import find_scorable
+    from mlctl.services.layout.scorable import find_scorable
 
     model = find_scorable(bento)
     config = BatchConfig(

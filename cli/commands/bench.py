@@ -141,7 +141,7 @@ def _named(target: str, option: str | None) -> tuple[str, str | None]:
 def _known(target: str, model: str | None) -> str | None:
     """Return the model's name in a Bento; a server lists its own models."""
     from mlctl.loadtest.naming import resolve_model
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.services.layout.bento_store import find_bento
 
     return model if "://" in target else resolve_model(find_bento(target).source, model)
 
@@ -163,7 +163,7 @@ def _check(target: str, options: BenchOptions) -> None:
 def _data(target: str, data: str | None, model: str | None) -> str | Path | None:
     from mlctl.bundle.manifest import GOLDEN_NAME
     from mlctl.loadtest.naming import folder_of
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.services.layout.bento_store import find_bento
 
     if data == "golden":
         return folder_of(find_bento(target).source, model) / GOLDEN_NAME
@@ -192,11 +192,11 @@ def _bench(output: CommandOutput, target: str, shape: RequestShape, load: LoadPr
 def _served(
     output: CommandOutput, target: str, shape: RequestShape
 ) -> AbstractContextManager[MeasuredServer]:
-    from mlctl.bundle.tokens import token_of
+    from mlctl.core.tokens import token_of
     from mlctl.loadtest.runs import MeasuredServer
     from mlctl.loadtest.server import serving
     from mlctl.loadtest.target import parse_url
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.services.layout.bento_store import find_bento
 
     if "://" in target:
         address = parse_url(target, token_of(os.environ))
@@ -208,7 +208,7 @@ def _served(
 
 def _cold(output: CommandOutput, target: str, shape: RequestShape, count: int) -> None:
     from mlctl.loadtest.cold import ColdStart, as_document, cold_starts, summary
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.services.layout.bento_store import find_bento
 
     tag = find_bento(target).tag
     starts: list[ColdStart] = []
@@ -236,7 +236,7 @@ def _tune(
     write: Path | None,
 ) -> None:
     from mlctl.loadtest.tuning import tune
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.services.layout.bento_store import find_bento
 
     found = find_bento(target)
     with output.working() as report:

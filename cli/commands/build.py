@@ -70,7 +70,7 @@ def build(
     from mlctl.bento.transfer.push import parse_target
     from mlctl.bento.transfer.push import push as push_bento
     from mlctl.registry.mlflow_catalog import MlflowCatalog
-    from mlctl.services.runtime.requirements import RuntimeFlavor
+    from mlctl.services.model.requirements import RuntimeFlavor
 
     target = None if push is None else parse_target(push)
     catalog = MlflowCatalog()

@@ -42,7 +42,7 @@ def list_(output: CommandOutput) -> None:
 @reporting
 def prune(output: CommandOutput, unused_seconds: float) -> None:
     """Remove entries that were not used for a while."""
-    from mlctl.bundle.clock import SystemClock
+    from mlctl.core.clock import SystemClock
     from mlctl.doctor.caches import prune as prune_caches
 
     removed = prune_caches(unused_seconds, SystemClock().wall())

@@ -41,7 +41,7 @@ def client(
     """
     from mlctl.bento.clients.languages import GENERATORS, write_files
     from mlctl.bento.clients.source import find_source
-    from mlctl.bundle.tokens import token_of
+    from mlctl.core.tokens import token_of
 
     found = find_source(model, token_of(os.environ))
     folder = folder or Path(f"{found.name}-{language}")

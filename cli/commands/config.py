@@ -70,7 +70,7 @@ def _group(root: click.Context) -> click.Group:
 
 
 def _settings(file: ConfigFile | None) -> Iterator[ConfigEntry]:
-    from mlctl.bundle.variables import PREFIX, shown_value
+    from mlctl.core.variables import PREFIX, shown_value
     from mlctl.services.online.settings import ServerSettings
 
     defaults = {

@@ -61,8 +61,8 @@ def containerize(
     from mlctl.bento.containers.container import build_image, default_base, write_context
     from mlctl.bento.containers.lock import Platform
     from mlctl.bento.containers.resolve import lock_for
-    from mlctl.bundle.home import state_dir
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.core.home import state_dir
+    from mlctl.services.layout.bento_store import find_bento
 
     found = find_bento(bento)
     target = Platform.of(platform)

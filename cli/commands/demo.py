@@ -53,7 +53,7 @@ def demo(output: CommandOutput, keep: bool, port: int | None) -> None:
     Trains, optimizes, builds, deploys and promotes it, and rolls a bad version back. Needs no
     setup; state is in a temporary folder, which is removed at the end without --keep-running.
     """
-    from mlctl.bundle.ports import require_free
+    from mlctl.core.ports import require_free
     from mlctl.examples.digits.story import Story
 
     if port is not None:

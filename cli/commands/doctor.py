@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
 from mlctl.cli.output import CommandOutput, reporting
+from mlctl.core.errors import ERROR_TABLE, ErrorCode
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

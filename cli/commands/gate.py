@@ -48,7 +48,7 @@ def gate(
     POST /flagger/HOOK answers with a status code. The service reads only the --source servers, and
     keeps the counts of each rollout on disk.
     """
-    from mlctl.bundle.ports import require_free
+    from mlctl.core.ports import require_free
     from mlctl.rollout.gate_service.run import serve
     from mlctl.rollout.gate_service.sources import parse_sources
 

@@ -253,7 +253,7 @@ def _plan(bento: str, options: ManifestOptions) -> ManifestPlan:
         settings_of,
     )
     from mlctl.bento.manifests.summary import summary_of, workers_of
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.services.layout.bento_store import find_bento
 
     summary = summary_of(find_bento(bento))
     settings = settings_of(options.settings)
@@ -284,7 +284,7 @@ def _runner_plan(
     from mlctl.bento.manifests.resources import runner_resources
     from mlctl.bento.manifests.summary import summary_of
     from mlctl.cli.runners.image import image
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.services.layout.bento_store import find_bento
 
     # Usage errors after -- are the runner's own.
     run = image.commands[runner].make_context(f"... -- {runner}", list(arguments)).params

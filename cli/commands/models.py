@@ -118,7 +118,7 @@ def _import(
     shapes: tuple[str, ...],
     constants: tuple[str, ...],
 ) -> ImportedModel:
-    from mlctl.bundle.packages import installed_version
+    from mlctl.core.packages import installed_version
     from mlctl.registry.hugging_face import TASK, is_text_model, read_folder
     from mlctl.registry.mlflow_catalog import MlflowCatalog
     from mlctl.registry.onnx_import import read_import

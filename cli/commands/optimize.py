@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import check_writable
 from mlctl.cli.options import OUTPUT_FILE, option, takes
 from mlctl.cli.output import CommandOutput, reporting
 from mlctl.cli.progress import interruptible, only_results_on_stdout
 from mlctl.cli.variants import variants_table
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import check_writable
 
 if TYPE_CHECKING:
     from mlctl.optimize.choice import Judged
@@ -251,7 +251,7 @@ def _arguments(options: OptimizeCommand) -> _Arguments:
     from mlctl.optimize.recipes.base import Target
     from mlctl.optimize.recipes.discovery import select
     from mlctl.registry.mlflow_catalog import MlflowCatalog
-    from mlctl.services.runtime.tabular.input_columns import parse_map
+    from mlctl.services.tables.input_columns import parse_map
 
     target, limit = Target(options.device), options.min_accuracy
     names = [name.strip() for each in options.recipes for name in each.split(",") if name.strip()]

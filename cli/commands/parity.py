@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
 from mlctl.cli.output import CommandOutput, reporting
 from mlctl.cli.progress import interruptible
+from mlctl.core.errors import ERROR_TABLE, ErrorCode
 
 if TYPE_CHECKING:
     from mlctl.loadtest.parity.compare import PathComparison
@@ -32,8 +32,8 @@ def parity(output: CommandOutput, /, bento: str, data: str | None) -> None:
     one of several models or one stage of a pipeline; by default the first model, or the pipeline.
     """
     from mlctl.loadtest.parity.run import run_parity
-    from mlctl.services.runtime.bento_store import find_bento
-    from mlctl.services.runtime.scorable import find_scorable
+    from mlctl.services.layout.bento_store import find_bento
+    from mlctl.services.layout.scorable import find_scorable
 
     name, slash, model = bento.partition("/")
     tag = find_bento(name).tag

@@ -68,7 +68,7 @@ def show(output: CommandOutput, name: str) -> None:
 @reporting
 def flip(output: CommandOutput, name: str, generation: int) -> None:
     """Make a complete GENERATION of NAME the live one of its model, immediately."""
-    from mlctl.bundle.clock import SystemClock
+    from mlctl.core.clock import SystemClock
     from mlctl.services.precomputed import manage
 
     _print_live(output, name, manage.flip(name, generation, SystemClock().wall()))
@@ -82,7 +82,7 @@ def flip(output: CommandOutput, name: str, generation: int) -> None:
 @reporting
 def rollback(output: CommandOutput, name: str, digest: str | None) -> None:
     """Make the previous generation of NAME live again, immediately."""
-    from mlctl.bundle.clock import SystemClock
+    from mlctl.core.clock import SystemClock
     from mlctl.services.precomputed import manage
 
     _print_live(output, name, manage.rollback(name, digest, SystemClock().wall()))

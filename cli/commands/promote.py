@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from mlctl.cli.options import takes
 from mlctl.cli.output import CommandOutput, reporting
 from mlctl.cli.promote_options import PromoteOptions, SpecOptions
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
 
 if TYPE_CHECKING:
     from mlctl.rollout.domain.spec import Revision, RolloutSpec
@@ -92,7 +92,7 @@ def _spec(spec_file: Path | None, options: dict[str, Any]) -> RolloutSpec:
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the spec that options set."""
-    from mlctl.rollout.domain import slo
+    from mlctl.rollout.domain.traffic import slo
 
     fields = {name: value for name, value in options.items() if value is not None}
     limits = (fields.pop(name, None) for name in ("slo", "max_p50_ms", "max_p99_ms"))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.options import OUTPUT_FOLDER
 from mlctl.cli.output import CommandOutput, reporting
+from mlctl.core.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
     from mlctl.bento.transfer.push import TransferTarget

@@ -6,8 +6,8 @@ import time
 
 import click
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.output import CommandOutput, reporting
+from mlctl.core.errors import ErrorCode, MlctlError
 
 
 @click.command()

@@ -36,9 +36,9 @@ def sbom(
     from mlctl.bento.containers.lock import Platform
     from mlctl.bento.containers.resolve import lock_for
     from mlctl.bento.containers.sbom import sbom_of
-    from mlctl.bundle.files import write_atomic
-    from mlctl.services.runtime.bento_layout import read_contents
-    from mlctl.services.runtime.bento_store import find_bento
+    from mlctl.core.files import write_atomic
+    from mlctl.services.layout.bento_layout import read_contents
+    from mlctl.services.layout.bento_store import find_bento
 
     found = find_bento(bento)
     target = Platform.of(platform)

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.options import takes
 from mlctl.cli.output import CommandOutput, reporting
 from mlctl.cli.scaling import REPLICAS, ScalingOptions
+from mlctl.core.errors import ErrorCode, MlctlError
 
 
 @click.command()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from mlctl.bundle.home import bento_environment
 from mlctl.cli.options import PORT, takes
 from mlctl.cli.output import CommandOutput, reporting
 from mlctl.cli.security_options import FILE, SecurityOptions
+from mlctl.core.home import bento_environment
 
 
 @click.command()
@@ -53,9 +53,9 @@ def serve(
     printed before the server starts; its log goes to stderr.
     """
     from mlctl.bento.signed import verify_bento
-    from mlctl.bundle.ports import require_all_free
+    from mlctl.core.ports import require_all_free
+    from mlctl.services.layout.bento_store import find_bento
     from mlctl.services.online.settings import load_settings
-    from mlctl.services.runtime.bento_store import find_bento
 
     found = find_bento(bento)
     chosen = {

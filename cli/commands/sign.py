@@ -30,7 +30,7 @@ def sign(output: CommandOutput, reference: str, key: Path) -> None:
     password, set MLCTL_KEY_PASSWORD.
     """
     from mlctl.bento.signed import find_signable
-    from mlctl.services.runtime.signing import sign as sign_bundle
+    from mlctl.services.layout.signing import sign as sign_bundle
 
     found = find_signable(reference)
     password = os.environ.get(PASSWORD_VARIABLE) or None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.output import CommandOutput, reporting
 from mlctl.cli.splits import split_document, split_lines
+from mlctl.core.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
     from mlctl.rollout.client.deployments import DeploymentStatus
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--watch", "-w", "watched", is_flag=True, help="Draw it again and again.")
+@click.option("--watch", "-w", "watched", is_flag=True, help="Refresh until Ctrl-C.")
 @reporting
 def status(output: CommandOutput, name: str | None, *, watched: bool) -> None:
     """Show the deployments, or one of them.
@@ -71,7 +71,7 @@ def _watch(output: CommandOutput, name: str | None) -> None:
 def _draw(name: str) -> None:
     from rich.console import Console
 
-    from mlctl.cli.watch import watch
+    from mlctl.cli.live_view import watch
     from mlctl.rollout.ui import feed
 
     watch(Console(highlight=False), feed.watch(name))

@@ -37,7 +37,7 @@ def run(output: CommandOutput, /, bento: str, options: StreamRunOptions) -> None
     for standard input and output. JSON answers can also go to a table, postgresql://HOST/DB?table=T
     or sqlite://FILE?table=T, or to a webhook, https://HOST/PATH.
     """
-    from mlctl.services.runtime.scorable import find_scorable
+    from mlctl.services.layout.scorable import find_scorable
 
     score_stream(output, partial(find_scorable, bento), options)
 

@@ -21,7 +21,7 @@ def ui(output: CommandOutput, name: str | None, port: int) -> None:
     and buttons for pause, resume and roll back. The command runs until Ctrl-C and listens on
     127.0.0.1 only; the printed address has a token that is valid until it ends.
     """
-    from mlctl.bundle.ports import require_free
+    from mlctl.core.ports import require_free
     from mlctl.rollout.journal import paths
     from mlctl.rollout.journal.journal import Journal
     from mlctl.rollout.ui.access import PageAccess

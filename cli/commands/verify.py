@@ -24,7 +24,7 @@ def verify(output: CommandOutput, reference: str, public_key: Path | None) -> No
     if a signature is missing or was made with another key.
     """
     from mlctl.bento.signed import find_signable
-    from mlctl.services.runtime.signing import check_signature
+    from mlctl.services.layout.signing import check_signature
 
     found = find_signable(reference)
     if public_key is not None:

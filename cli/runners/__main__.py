@@ -1,6 +1,6 @@
 """`python -m mlctl.cli.runners`: the entry point of an image."""
 
-from mlctl.bundle.garbage import rare_collection
+from mlctl.core.garbage import rare_collection
 
 with rare_collection():
     from mlctl.cli.runners.image import image

@@ -7,17 +7,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.options import parse_options
 from mlctl.cli.output import CommandOutput
 from mlctl.cli.progress import clock_time, json_line, only_results_on_stdout, stopping
+from mlctl.core.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
     from mlctl.cli.runners.batch_options import BatchOptions
     from mlctl.services.batch.job import BatchReport, Executor
-    from mlctl.services.batch.run import BatchEvent
+    from mlctl.services.batch.progress import BatchEvent
     from mlctl.services.generate.options import AnswerOptions
-    from mlctl.services.runtime.scorable import Scorable
+    from mlctl.services.layout.scorable import Scorable
 
 # Seconds between progress lines where no terminal shows a moving one.
 _PERIOD = 10.0
@@ -27,7 +27,7 @@ def run_batch(output: CommandOutput, find: Callable[[], Scorable], options: Batc
     """Score the rows of --in into --out with the model that `find` returns."""
     from mlctl.services.batch.job import BatchConfig, column_list, run_job
     from mlctl.services.batch.locations import without_password
-    from mlctl.services.batch.run import ErrorLimit, RunControl
+    from mlctl.services.batch.progress import ErrorLimit, RunControl
     from mlctl.services.batch.sinks import open_sink, part_format
     from mlctl.services.batch.sources import open_source
 

@@ -54,7 +54,7 @@ def serve() -> None:
 @reporting(json_lines=True)
 def batch(output: CommandOutput, /, model: str, options: BatchOptions) -> None:
     """Score the rows of --in into --out: `mlctl batch run` with a model of this image."""
-    from mlctl.services.runtime.scorable import scorable_in
+    from mlctl.services.layout.scorable import scorable_in
 
     # As process 1 of a container, Python ignores SIGTERM unless it has a handler.
     with interruptible():
@@ -67,7 +67,7 @@ def batch(output: CommandOutput, /, model: str, options: BatchOptions) -> None:
 @reporting(json_lines=True)
 def stream(output: CommandOutput, /, model: str, options: StreamRunOptions) -> None:
     """Score the messages of --in into --out: `mlctl stream run` with a model of this image."""
-    from mlctl.services.runtime.scorable import scorable_in
+    from mlctl.services.layout.scorable import scorable_in
 
     with interruptible():
         score_stream(output, partial(scorable_in, _BENTO / "src", model), options)

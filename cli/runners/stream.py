@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.output import CommandOutput, counted
 from mlctl.cli.progress import json_line, only_results_on_stdout, stopping
 from mlctl.cli.runners.stream_options import StreamRunOptions, stream_config
+from mlctl.core.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
-    from mlctl.services.runtime.scorable import Scorable
+    from mlctl.services.layout.scorable import Scorable
     from mlctl.services.stream.base import StreamConnection
     from mlctl.services.stream.engine import StreamReport
     from mlctl.services.stream.events import StreamEvent
-    from mlctl.services.stream.run import StreamConfig
+    from mlctl.services.stream.start import StreamConfig
 
 # Minimum seconds between two reports of committed batches.
 _PERIOD = 10.0
@@ -30,7 +30,7 @@ def score_stream(
 ) -> None:
     """Score the messages of a stream with the model that `find` returns."""
     from mlctl.services.stream.metrics import counted_events
-    from mlctl.services.stream.run import run_stream
+    from mlctl.services.stream.start import run_stream
 
     config = stream_config(options, as_json=output.as_json)
     model = find()
@@ -105,7 +105,7 @@ class EventDisplay:
 
     def opened(self, config: StreamConfig, connection: StreamConnection) -> None:
         """Print the guarantee and the streams."""
-        from mlctl.services.stream.run import guarantee_text
+        from mlctl.services.stream.start import guarantee_text
 
         request = config.connection
         urls = {

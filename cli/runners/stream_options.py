@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.options import Duration, option, parse_options
+from mlctl.core.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
     from mlctl.services.stream.base import StreamUrl
-    from mlctl.services.stream.run import StreamConfig
+    from mlctl.services.stream.start import StreamConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def stream_config(options: StreamRunOptions, *, as_json: bool) -> StreamConfig:
     from mlctl.services.stream.batching import BatchGoals
     from mlctl.services.stream.engine import RunSettings
     from mlctl.services.stream.payloads import PayloadRequest
-    from mlctl.services.stream.run import StreamConfig, default_dead
+    from mlctl.services.stream.start import StreamConfig, default_dead
 
     source = StreamUrl.parse(options.source)
     request = ConnectionRequest(

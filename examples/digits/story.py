@@ -22,13 +22,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from mlctl.examples.digits.client import infer_with_all
 from mlctl.examples.digits.data import load_split
 from mlctl.examples.digits.traffic import LoadThread, TrafficWindow, request_body
 from mlctl.registry.mlflow_catalog import MlflowCatalog
-from mlctl.services.runtime.bento_store import find_bento
+from mlctl.services.layout.bento_store import find_bento
 
 DEPLOYMENT = "shop"
 REQUESTS_PER_SECOND = 200.0

@@ -141,7 +141,7 @@ def _register(
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    from mlctl.registry.quiet import quiet
+    from mlctl.core.quiet import quiet
     from mlctl.registry.tracking import configure_tracking
 
     configure_tracking()

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
-from mlctl.loadtest.parity.paths import Arrays, text_limitation
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.loadtest.parity.paths import text_limitation
 from mlctl.services.batch.job import BatchConfig, run_job
 from mlctl.services.batch.local_executor import local_executor
-from mlctl.services.batch.run import ErrorLimit, RunControl
+from mlctl.services.batch.progress import ErrorLimit, RunControl
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source
-from mlctl.services.runtime.scorable import Scorable
-from mlctl.services.runtime.scorer import join_rows, split_rows
+from mlctl.services.layout.scorable import Scorable
+from mlctl.services.model.scorer import join_rows, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.loadtest.parity.paths import Arrays
+from mlctl.bundle.arrays import Arrays
 
 # Returns the largest allowed difference of an output from its expected values.
 Tolerance = Callable[[np.ndarray], float]

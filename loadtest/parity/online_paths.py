@@ -10,10 +10,11 @@ import httpx
 import numpy as np
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.tensors import Signature
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.inputs import grpc_request, infer_body
-from mlctl.loadtest.parity.paths import Arrays, InferencePath, json_limitation
+from mlctl.loadtest.parity.paths import InferencePath, json_limitation
 from mlctl.loadtest.target import Address
 from mlctl.services.online.http.declaration import ROUTE, argument_names
 from mlctl.services.online.http.predict import to_array

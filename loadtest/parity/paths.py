@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-Arrays = Mapping[str, np.ndarray]
+from mlctl.bundle.arrays import Arrays
 
 
 class InferencePath(Protocol):

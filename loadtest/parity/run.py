@@ -13,25 +13,26 @@ from typing import Any
 import httpx
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.manifest import GOLDEN_NAME
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.inputs import all_rows
 from mlctl.loadtest.parity.batch_path import BatchPath
 from mlctl.loadtest.parity.compare import PathComparison, PathVerdict, Tolerance, compare
 from mlctl.loadtest.parity.online_paths import open_online
-from mlctl.loadtest.parity.paths import Arrays, InferencePath, ParityCase
+from mlctl.loadtest.parity.paths import InferencePath, ParityCase
 from mlctl.loadtest.parity.stream_path import StreamPath
 from mlctl.loadtest.runs import Protocols
 from mlctl.loadtest.server import serving
+from mlctl.services.layout.bento_layout import read_bento_manifest
+from mlctl.services.layout.bento_store import find_bento
+from mlctl.services.layout.pipeline_scorer import PipelineScorer, VerifiedPipeline
+from mlctl.services.layout.scorable import Scorable, bundles_of
+from mlctl.services.model.golden import load_golden
+from mlctl.services.model.scorer import Scorer, split_rows
+from mlctl.services.model.warmup import tolerance
 from mlctl.services.online.settings import ServerSettings, load_settings
-from mlctl.services.runtime.bento_layout import read_bento_manifest
-from mlctl.services.runtime.bento_store import find_bento
-from mlctl.services.runtime.golden import load_golden
-from mlctl.services.runtime.pipeline_scorer import PipelineScorer, VerifiedPipeline
-from mlctl.services.runtime.scorable import Scorable, bundles_of
-from mlctl.services.runtime.scorer import Scorer, split_rows
-from mlctl.services.runtime.warmup import tolerance
 
 # At most this many rows are also sent one by one: each is a request on every path.
 _MAX_SINGLE_ROWS = 256

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.tensors import Datatype, TensorSpec
-from mlctl.loadtest.parity.paths import Arrays, json_limitation
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.loadtest.parity.paths import json_limitation
+from mlctl.services.layout.scorable import Scorable
 from mlctl.services.online.http.predict import to_array
 from mlctl.services.protocol.json_data import encode_data
-from mlctl.services.runtime.scorable import Scorable
 from mlctl.services.stream.base import ConnectionRequest, Outgoing, StreamUrl
 from mlctl.services.stream.batching import BatchGoals
 from mlctl.services.stream.engine import RunSettings
 from mlctl.services.stream.payloads import PayloadRequest
-from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.start import StreamConfig, run_stream
 from mlctl.services.stream.transports import transport_of
 
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from mlctl.bundle.manifest import canonical_json
 from mlctl.bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
+from mlctl.core.canonical import canonical_json
 from mlctl.optimize.data.rows import Rows, Tensors
 from mlctl.optimize.data.source import (
     NO_PAD,
@@ -19,8 +19,8 @@ from mlctl.optimize.data.source import (
     find_columns,
     invalid,
 )
+from mlctl.services.model.input_checks import add_absent
 from mlctl.services.protocol.wire import encode_raw
-from mlctl.services.runtime.input_checks import add_absent
 
 _PAD_HINT = (
     "Pad all rows to one length, or name the input with its fill value in --batching, which pads "

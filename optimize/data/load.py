@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlctl.bundle.manifest import canonical_json
-from mlctl.bundle.os_errors import translate_os_error
 from mlctl.bundle.tensors import NO_MISSING, MissingValues, Signature
+from mlctl.core.canonical import canonical_json
+from mlctl.core.os_errors import translate_os_error
 from mlctl.optimize.data.check import Pass
 from mlctl.optimize.data.function import FunctionSource
 from mlctl.optimize.data.npz import NpzSource

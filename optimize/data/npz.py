@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy
 
+from mlctl.core.quiet import first_line
 from mlctl.optimize.data.rows import Tensors
 from mlctl.optimize.data.source import CHUNK_BYTES, chunk_rows, invalid
-from mlctl.registry.quiet import first_line
 
 _SUFFIX = ".npy"
 

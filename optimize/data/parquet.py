@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.sampling import INPUT_PREFIX, REQUEST_ID
 from mlctl.bundle.tensors import NO_MISSING, MissingValues, Signature
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line
 from mlctl.optimize.data.rows import Tensors
 from mlctl.optimize.data.source import (
     CHUNK_BYTES,
@@ -25,11 +26,10 @@ from mlctl.optimize.data.source import (
     one_label,
     reject_unknown,
 )
-from mlctl.registry.quiet import first_line
-from mlctl.services.runtime.tabular.casts import cast, plain
-from mlctl.services.runtime.tabular.input_columns import InputColumns, find_feeds, is_list
-from mlctl.services.runtime.tabular.tensors import Tensors as RowTensors
-from mlctl.services.runtime.tabular.tensors import to_tensors
+from mlctl.services.tables.casts import cast, plain
+from mlctl.services.tables.input_columns import InputColumns, find_feeds, is_list
+from mlctl.services.tables.tensors import Tensors as RowTensors
+from mlctl.services.tables.tensors import to_tensors
 
 # pandas stores a frame's index under these names.
 _INDEX_PREFIX = "__index_level_"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.text import printable, suggestion
 from mlctl.optimize.data.rows import Tensors
-from mlctl.registry.names import printable, suggestion
 
 # Large enough that a chunk's overhead does not matter, small beside any model.
 CHUNK_BYTES = 8 * 1024 * 1024

@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line, quiet
+from mlctl.core.text import printable
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.estimators.boosters import (
     finish_catboost,
@@ -46,10 +48,8 @@ from mlctl.optimize.estimators.estimator import (
 )
 from mlctl.optimize.estimators.skops_file import objects
 from mlctl.registry.catalog import ModelFormat
-from mlctl.registry.names import printable
 from mlctl.registry.onnx_file import make_plain
-from mlctl.registry.quiet import first_line, quiet
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 
 _OPSET = 20
 _ML_OPSET = 3

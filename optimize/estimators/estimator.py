@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import install_hint
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint
+from mlctl.core.quiet import quiet
+from mlctl.core.text import printable
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.estimators.skops_file import load_skops
 from mlctl.optimize.loading import loading
 from mlctl.registry.catalog import ModelFormat, SourceModel
 from mlctl.registry.mlmodel import check_signature
-from mlctl.registry.names import printable
-from mlctl.registry.quiet import quiet
 from mlctl.registry.tracking import pickle_loading
 
 # CatBoost's loss functions of models that choose one class; MultiLogloss chooses several.

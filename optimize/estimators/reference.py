@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line
+from mlctl.core.text import printable
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.estimators.convert import convert
 from mlctl.optimize.estimators.estimator import Estimator, describe
-from mlctl.registry.names import printable
-from mlctl.registry.quiet import first_line
 
 
 class EstimatorReference:

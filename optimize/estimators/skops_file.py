@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.text import printable
 from mlctl.optimize.loading import loading
-from mlctl.registry.names import printable
 
 # In addition to the public estimators and functions that skops itself trusts.
 _TRUSTED = frozenset(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.core.errors import MlctlError
 from mlctl.optimize.attempt import Attempt
 from mlctl.optimize.cache import fetch_or_build
 from mlctl.optimize.data import Rows, Tensors, row_count

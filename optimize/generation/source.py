@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlctl.bundle.entries import hash_key
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.entries import hash_key
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.batching import DEFAULT
 from mlctl.optimize.cache import fetch_or_build
 from mlctl.optimize.data import Rows
@@ -32,7 +32,7 @@ from mlctl.optimize.source_graph import ExportedModel, export_key
 from mlctl.registry.catalog import SourceModel
 from mlctl.registry.hugging_face import tokenizer_folder
 from mlctl.services.generate.options import PROMPT, TEXT, TOKENS
-from mlctl.services.runtime.golden import load_golden, save_golden
+from mlctl.services.model.golden import load_golden, save_golden
 
 # Of a text, as of a prompt with its answer; longer texts would need more memory for their scores.
 MAX_TOKENS = 256

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.registry.quiet import first_line, quiet
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line, quiet
 from mlctl.services.generate.chat_template import (
     ChatTemplate,
     has_chat_template,

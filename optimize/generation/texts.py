@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlctl.bundle.os_errors import translate_os_error
 from mlctl.bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
+from mlctl.core.os_errors import translate_os_error
 from mlctl.optimize.data import MIN_ROWS, EvalData, RowLimits, Rows
 from mlctl.optimize.data.check import Pass
 from mlctl.optimize.data.load import open_source

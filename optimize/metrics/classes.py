@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.output_kinds import same_top_class
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.metrics.bootstrap import Statistic, weighted_mean
 

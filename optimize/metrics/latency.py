@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.clock import Clock
+from mlctl.core.clock import Clock
 from mlctl.optimize.data import Rows, Tensors
-from mlctl.services.runtime.session import Session
+from mlctl.services.model.session import Session
 
 # Variants whose times differ by less than this share count as equally fast.
 TIE = 0.05

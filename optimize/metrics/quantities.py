@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.metrics.bootstrap import Statistic, weighted_mean
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import sha256_file
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import sha256_file
+from mlctl.core.text import suggestion
 from mlctl.optimize.data import SEED, Rows, Tensors
 from mlctl.optimize.metrics import classes, quantities
 from mlctl.optimize.metrics.bootstrap import (
@@ -25,7 +26,6 @@ from mlctl.optimize.metrics.bootstrap import (
     canonical_order,
 )
 from mlctl.optimize.user_functions import is_function_name, load_function, user_code
-from mlctl.registry.names import suggestion
 
 RESAMPLES = 1000
 LEVEL = 0.95

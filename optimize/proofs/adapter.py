@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Signature
+from mlctl.core.errors import ErrorCode, MlctlError
 
 _HINT = "Log the model again with a signature of all that it returns, under its own names."
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line
 from mlctl.optimize.data import Rows, Tensors
 from mlctl.optimize.metrics.parity import finite
 from mlctl.optimize.proofs.reference import Reference
 from mlctl.optimize.proofs.sizes import Resized, resized
-from mlctl.registry.quiet import first_line
-from mlctl.services.runtime.session import Session
+from mlctl.services.model.session import Session
 
 # No common example sizes; the evaluation covers the largest bucket.
 BATCHES = (1, 3, 7)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Signature
-from mlctl.registry.quiet import first_line, quiet
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line, quiet
 
 OPSET = 20
 

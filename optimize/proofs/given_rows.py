@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.proofs.differences import describe_difference, differing_rows
-from mlctl.registry.quiet import first_line
-from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.model.run_errors import RunError
 
 _SHOWN = 5
 

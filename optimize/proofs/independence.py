@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.optimize.data import Rows, Tensors
 from mlctl.optimize.proofs.checks import close
 from mlctl.optimize.proofs.outlier_rows import distinct, outlier_batches

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import Category, InputConstraints, split_column
 from mlctl.bundle.tensors import Signature
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line
 from mlctl.optimize.data import Rows, Tensors
 from mlctl.optimize.metrics.parity import finite
 from mlctl.optimize.proofs.differences import describe_difference, differing_rows
@@ -28,11 +29,10 @@ from mlctl.optimize.proofs.probes import (
 from mlctl.optimize.proofs.reference import Reference
 from mlctl.optimize.proofs.splits import near_splits, split_values
 from mlctl.optimize.recipes.graphs import graphs
-from mlctl.registry.quiet import first_line
-from mlctl.services.runtime.input_checks import ValueChecks
-from mlctl.services.runtime.run_errors import RunError
-from mlctl.services.runtime.scorer import join_rows
-from mlctl.services.runtime.session import Session
+from mlctl.services.model.input_checks import ValueChecks
+from mlctl.services.model.run_errors import RunError
+from mlctl.services.model.scorer import join_rows
+from mlctl.services.model.session import Session
 
 _MAX_ROWS = 2000
 MAX_CATEGORIES = 5000

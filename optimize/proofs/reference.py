@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.tensors import Datatype, Signature
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line, quiet
+from mlctl.core.text import printable
 from mlctl.optimize.data import Tensors
 from mlctl.optimize.estimators import EstimatorReference, load_estimator
 from mlctl.optimize.proofs.adapter import adapt
@@ -24,12 +26,10 @@ from mlctl.optimize.proofs.source_checks import check_onnx_source, check_torch_s
 from mlctl.optimize.recipes.base import save_graph
 from mlctl.optimize.text.encoder import load_text_encoder
 from mlctl.registry.catalog import ModelFormat, SourceModel
-from mlctl.registry.names import printable
 from mlctl.registry.onnx_file import make_plain, zipmap_classes, zipmaps
-from mlctl.registry.quiet import first_line, quiet
 from mlctl.registry.tracking import pickle_loading
-from mlctl.services.runtime.onnx_graph import read_graph
-from mlctl.services.runtime.session import Session, load_onnx, open_session
+from mlctl.services.model.onnx_graph import read_graph
+from mlctl.services.model.session import Session, load_onnx, open_session
 
 _NOT_IN_TORCH = (Datatype.BYTES, Datatype.BF16)
 _UNKNOWN_OPERATOR = re.compile(r"failed to resolve torch\.ops\.(\S+) to an operator")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.text import printable
 from mlctl.optimize.recipes.graphs import graphs
 from mlctl.registry.catalog import SourceModel
-from mlctl.registry.names import printable
 from mlctl.registry.onnx_file import graph_inputs, zipmaps
 
 _EVAL_HINT = (

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.optimize.data import Tensors
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 
 # An input, and a feature of its matrix; None for an input of one value per row.
 Column = tuple[str, int | None]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from mlctl.bundle.clock import Clock, SystemClock
 from mlctl.bundle.manifest import Batching
-from mlctl.bundle.packages import install_hint
-from mlctl.services.runtime.onnx_graph import read_graph
-from mlctl.services.runtime.tensorrt.process import LIBRARY, Cause, WorkerError, build_engine
-from mlctl.services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange, make_profile
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.packages import install_hint
+from mlctl.services.model.onnx_graph import read_graph
+from mlctl.services.model.tensorrt.process import LIBRARY, Cause, WorkerError, build_engine
+from mlctl.services.model.tensorrt.profile import DEFAULT_LENGTHS, SizeRange, make_profile
 
 _TIMEOUT_S = 600.0
 

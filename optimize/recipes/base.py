@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from mlctl.bundle.entries import Key
 from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.core.entries import Key
 from mlctl.optimize.data import Rows
 
 DATA_NAME = f"{MODEL_NAME}.data"

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import first_line, quiet
+from mlctl.core.text import printable, suggestion
 from mlctl.optimize.recipes.base import Precision, Recipe, Target
 from mlctl.optimize.recipes.fp16 import Fp16
 from mlctl.optimize.recipes.fp32 import Fp32
 from mlctl.optimize.recipes.generation import GenerationRecipe
 from mlctl.optimize.recipes.quantized import Int4, Int4Trt, Int8Dynamic, Int8Static, Int8Trt
-from mlctl.registry.names import printable, suggestion
-from mlctl.registry.quiet import first_line, quiet
 
 GROUP = "mlctl.recipes"
 

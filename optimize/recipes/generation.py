@@ -14,13 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import MODEL_NAME, Generation
-from mlctl.bundle.packages import install_hint, installed_version
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint, installed_version
+from mlctl.core.quiet import first_line, quiet
 from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from mlctl.optimize.recipes.half import to_half
 from mlctl.optimize.recipes.int4_checkpoint import is_quantized, model_folder, sort_rows
-from mlctl.registry.quiet import first_line, quiet
 from mlctl.services.generate.chat_template import has_chat_template
 
 CONFIG_NAME = "genai_config.json"

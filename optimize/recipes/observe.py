@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mlctl.optimize.data import Rows
-from mlctl.services.runtime.scorer import split_rows
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.scorer import split_rows
+from mlctl.services.model.session import open_session
 
 _MAX_ROWS = 8
 # Of all values of the rows that run together: less than the largest batch that is timed needs.

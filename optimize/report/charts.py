@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from mlctl.optimize.charts.numbers import significant
-from mlctl.optimize.charts.scale import Scale, fit
-from mlctl.optimize.charts.shapes import (
+from mlctl.core.charts.numbers import significant
+from mlctl.core.charts.scale import Scale, fit
+from mlctl.core.charts.shapes import (
     Area,
     Chart,
     Shape,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlctl.bundle.output_kinds import OutputKind
-from mlctl.optimize.charts.numbers import (
+from mlctl.core.charts.numbers import (
     milliseconds,
     rate,
     score,
@@ -17,7 +17,7 @@ from mlctl.optimize.charts.numbers import (
     size,
     times,
 )
-from mlctl.optimize.charts.templates import chart_environment
+from mlctl.core.charts.templates import chart_environment
 from mlctl.optimize.choice import BASELINES, Judged, VariantVerdict
 from mlctl.optimize.evidence import OptimizeReport
 from mlctl.optimize.metrics.parity import Parity

@@ -17,15 +17,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import TRANSFORM_NAME, TRANSFORM_REQUIREMENTS
-from mlctl.bundle.packages import install_hint, installed_version
-from mlctl.bundle.paths import resolve_inside
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint, installed_version
+from mlctl.core.paths import resolve_inside
+from mlctl.core.text import printable
 from mlctl.optimize.loading import loading
 from mlctl.registry.catalog import SourceModel
 from mlctl.registry.hugging_face import architecture, find_task
-from mlctl.registry.names import printable
 
 _TOKENIZER = "components/tokenizer"
 _TEMPLATE = "transform.py.j2"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mlctl.optimize.proofs.checks import close
-from mlctl.services.runtime.transform import TransformError, TransformStep
+from mlctl.services.model.transform import TransformError, TransformStep
 
 Tensors = Mapping[str, np.ndarray]
 Runner = Callable[[Tensors], dict[str, np.ndarray]]

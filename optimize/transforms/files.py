@@ -11,11 +11,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import scratch_directory, settle, sha256_file
-from mlctl.bundle.home import state_dir
-from mlctl.bundle.manifest import TRANSFORM_NAME, canonical_json
-from mlctl.bundle.paths import check_relative
+from mlctl.bundle.manifest import TRANSFORM_NAME
+from mlctl.core.canonical import canonical_json
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import scratch_directory, settle, sha256_file
+from mlctl.core.home import state_dir
+from mlctl.core.paths import check_relative
 
 FILE_NAME = Path(TRANSFORM_NAME).name
 MAX_BYTES = 64 << 20

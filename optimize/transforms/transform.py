@@ -18,9 +18,10 @@ import numpy as np
 from pydantic import ValidationError
 
 from mlctl.bundle import manifest
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import TRANSFORM_FOLDER, TRANSFORM_REQUIREMENTS
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import quiet
 from mlctl.optimize.transforms.checks import (
     SAMPLE_ROWS,
     Runner,
@@ -29,9 +30,8 @@ from mlctl.optimize.transforms.checks import (
     rows_are_independent,
 )
 from mlctl.optimize.transforms.files import FILE_NAME, content_sha256, invalid, snapshot
-from mlctl.registry.quiet import quiet
-from mlctl.services.runtime.requirements import check_installed, parse_requirements
-from mlctl.services.runtime.transform import Transform, TransformError, load_module
+from mlctl.services.model.requirements import check_installed, parse_requirements
+from mlctl.services.model.transform import Transform, TransformError, load_module
 
 _T = TypeVar("_T")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import bento_home
-from mlctl.bundle.ports import free_ports, require_free, resolve_host
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import bento_home
+from mlctl.core.ports import free_ports, require_free, resolve_host
 from mlctl.registry.tracking import tracking_uri
 from mlctl.rollout.client.lifecycle import (
     POLL_SECONDS,
@@ -22,11 +22,11 @@ from mlctl.rollout.client.lifecycle import (
     take_down,
     wait_until,
 )
-from mlctl.rollout.domain import agreement, labels, slo
-from mlctl.rollout.domain.batch_traffic import BatchHint, batch_hint
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from mlctl.rollout.domain.process_ref import NO_PROCESS, PROXY
+from mlctl.rollout.domain.shadow import agreement, labels
 from mlctl.rollout.domain.spec import (
     LOOPBACK,
     DeploymentSettings,
@@ -36,8 +36,9 @@ from mlctl.rollout.domain.spec import (
     Slot,
     check_name,
 )
-from mlctl.rollout.domain.split import SplitRecord
-from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.traffic import slo
+from mlctl.rollout.domain.traffic.batch_traffic import BatchHint, batch_hint
+from mlctl.rollout.domain.traffic.split import SplitRecord
 from mlctl.rollout.drivers.local import processes
 from mlctl.rollout.drivers.local.activator import awake
 from mlctl.rollout.drivers.local.samples import sample_folder

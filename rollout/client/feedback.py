@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.output_kinds import OutputKind
-from mlctl.rollout.domain.labels import Deviation, Label, deviation
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.shadow.labels import Deviation, Label, deviation
 from mlctl.rollout.domain.spec import RolloutSpec
 from mlctl.rollout.drivers.local.samples import SampleFolder
 from mlctl.rollout.journal import paths

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.rollout.domain.labels import Label
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.shadow.labels import Label
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from mlctl.bundle.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
+from mlctl.core.home import BENTO_HOME_VARIABLE, HOME_VARIABLE, mlctl_home
 from mlctl.registry.tracking import TRACKING_VARIABLE
-from mlctl.rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
+from mlctl.rollout.daemon.restarter import STUCK_SECONDS, seconds_unseen
 from mlctl.rollout.domain.process_ref import ACTIVATOR, DAEMON, PROXY, ProcessRef
 from mlctl.rollout.domain.spec import DeploymentSettings, Slot
 from mlctl.rollout.drivers.local import processes
@@ -41,7 +41,7 @@ def ensure_daemon(journal: Journal, name: str) -> None:
 def spawn_daemon(name: str, settings: DeploymentSettings) -> ProcessRef:
     """Start a watcher with its daemon; the process of the watcher."""
     role = processes.process_role(paths.directory(name), DAEMON)
-    command = [sys.executable, "-P", "-m", "mlctl.rollout.daemon.watch", name]
+    command = [sys.executable, "-P", "-m", "mlctl.rollout.daemon.restarter", name]
     log = paths.daemon_log(name)
     processes.log_start(log, DAEMON)
     return processes.spawn(role, command, log, _environment(settings))

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
-from mlctl.rollout.daemon.watch import STUCK_SECONDS, seconds_unseen
+from mlctl.rollout.daemon.restarter import STUCK_SECONDS, seconds_unseen
 from mlctl.rollout.domain.process_ref import DAEMON, NO_PROCESS, PROXY, ProcessRef
 from mlctl.rollout.domain.spec import Slot
 from mlctl.rollout.drivers.local import processes

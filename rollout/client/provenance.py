@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
     from mlctl.bento.provenance import BundleFacts
     from mlctl.registry.catalog import ModelRow
     from mlctl.rollout.journal.records import Deployment, Rollout
-    from mlctl.services.runtime.bento_store import BentoInfo
+    from mlctl.services.layout.bento_store import BentoInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def sources() -> ProvenanceSources:
     from mlctl.registry.mlflow_catalog import MlflowCatalog
     from mlctl.rollout.journal import paths
     from mlctl.rollout.journal.journal import Journal
-    from mlctl.services.runtime.bento_store import find_bento, list_bentos
+    from mlctl.services.layout.bento_store import find_bento, list_bentos
 
     bentos = tuple(map(find_bento, list_bentos()))
     with Journal(paths.journal()) as journal:
@@ -58,7 +58,7 @@ def find_digest(reference: str, found: ProvenanceSources) -> tuple[str, BundleFa
     from mlctl.bundle.manifest import MANIFEST_NAME
     from mlctl.bundle.verify import verify
     from mlctl.registry.mlflow_catalog import MlflowCatalog
-    from mlctl.services.runtime.bento_store import DIGEST_LABEL, find_bento
+    from mlctl.services.layout.bento_store import DIGEST_LABEL, find_bento
 
     if Path(reference, MANIFEST_NAME).is_file() or reference.startswith(("./", "../", "/")):
         verified = verify(Path(reference))

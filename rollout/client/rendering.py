@@ -7,9 +7,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.domain.spec import Outcome
-from mlctl.rollout.domain.verdict import first_line
+from mlctl.rollout.domain.statistics.verdict import first_line
 from mlctl.rollout.journal.records import JournalEvent, Rollout
 
 # The counts of a tick that are shown when they are not zero, and their words.
@@ -21,7 +21,7 @@ _BAD = {
 }
 # Events of one sentence, filled from their body.
 _SENTENCES = {
-    "previous_stopped": "{bento} is kept warm no longer: {why}",
+    "previous_stopped": "{bento} is no longer kept warm: {why}",
     "champion_failed": "the registry was not updated: {message}; retrying",
     "no_traffic": "{why}",
 }
@@ -126,7 +126,7 @@ def _split_text(body: Mapping[str, Any]) -> str:
 def accuracy_text(revision: Mapping[str, Any]) -> str:
     """How a revision did on its labelled requests, in one line."""
     off = revision["mean_error"]
-    distance = "" if off is None else f", off by {off:.4g} in the mean"
+    distance = "" if off is None else f", mean error {off:.4g}"
     right = f"{100.0 * revision['accuracy']:.1f} % of {revision['requests']} labelled requests"
     return f"{revision['bento']}: {right} answered right{distance}"
 
@@ -195,7 +195,7 @@ def rollout_document(rollout: Rollout) -> dict[str, Any]:
 
 def _accuracy_document(rollout: Rollout) -> dict[str, Any] | None:
     """The labelled requests of both revisions; None for a rollout that is not judged by labels."""
-    from mlctl.rollout.domain.verdict import Gate
+    from mlctl.rollout.domain.statistics.verdict import Gate
 
     if rollout.spec.min_accuracy is None:
         return None

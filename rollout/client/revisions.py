@@ -8,15 +8,15 @@ from pathlib import Path
 
 from mlctl.bento.interface import interface_of
 from mlctl.bento.signed import verify_bento
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.interface import to_document
 from mlctl.bundle.manifest import EVIDENCE_NAME
 from mlctl.bundle.verify import read_manifest
-from mlctl.rollout.domain.scores import ProvedScore
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.domain.spec import Revision
+from mlctl.rollout.domain.statistics.scores import ProvedScore
+from mlctl.services.layout.bento_layout import model_folder, read_bento_manifest
+from mlctl.services.layout.bento_store import SERVER_LABEL, SERVER_VERSION, find_bento
 from mlctl.services.online.settings import load_settings
-from mlctl.services.runtime.bento_layout import model_folder, read_bento_manifest
-from mlctl.services.runtime.bento_store import SERVER_LABEL, SERVER_VERSION, find_bento
 
 _LABELS = ("digest", "model", "version", "source")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.lifecycle import ensure_daemon
 from mlctl.rollout.client.process_table import slot_rows
 from mlctl.rollout.domain.spec import DeploymentSettings

@@ -10,8 +10,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.rollout.domain import gates
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.machine import gates
 from mlctl.rollout.domain.spec import RolloutSpec
 
 

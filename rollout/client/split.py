@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.lifecycle import ensure_daemon, wait_until
 from mlctl.rollout.client.process_table import slot_rows
 from mlctl.rollout.domain.spec import Revision

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.rollout.domain.counts import Totals, difference
-from mlctl.rollout.domain.planner import RolloutPlan, Today, plan, today
-from mlctl.rollout.domain.ports import DataPlaneUnavailable, Meter
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable, Meter
+from mlctl.rollout.domain.machine.planner import RolloutPlan, Today, plan, today
 from mlctl.rollout.domain.spec import Revision, RolloutSpec
+from mlctl.rollout.domain.traffic.counts import Totals, difference
 from mlctl.rollout.drivers.proxies import edges_of, proxy_of
 from mlctl.rollout.journal import paths, rejections
 from mlctl.rollout.journal.journal import Journal

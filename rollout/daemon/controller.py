@@ -11,28 +11,28 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from mlctl.rollout.daemon.shadow.watch import ShadowComparison
-from mlctl.rollout.daemon.world import World
-from mlctl.rollout.domain import state_machine as machine
-from mlctl.rollout.domain.counts import Window
-from mlctl.rollout.domain.evidence import GateEvidence, begin
-from mlctl.rollout.domain.join import AnswerSide
-from mlctl.rollout.domain.observer import TrafficObserver
-from mlctl.rollout.domain.operator_commands import Request, next_request
-from mlctl.rollout.domain.ports import (
+from mlctl.rollout.daemon.context import DaemonContext
+from mlctl.rollout.daemon.shadow.comparison import ShadowComparison
+from mlctl.rollout.domain.interfaces import (
     DataPlaneRejected,
     ProcessState,
     TrafficSplit,
 )
-from mlctl.rollout.domain.spec import Slot
-from mlctl.rollout.domain.state_machine import (
+from mlctl.rollout.domain.machine import state_machine as machine
+from mlctl.rollout.domain.machine.evidence import GateEvidence, begin
+from mlctl.rollout.domain.machine.observer import TrafficObserver
+from mlctl.rollout.domain.machine.state_machine import (
     WATCHED,
     RolloutPhase,
     RolloutProgress,
     Signal,
     TickObservation,
 )
-from mlctl.rollout.domain.verdict import Action, Gate, Hits, HoldReason, Verdict
+from mlctl.rollout.domain.operator_commands import OperatorRequest, next_request
+from mlctl.rollout.domain.shadow.join import AnswerSide
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.statistics.verdict import Action, Gate, Hits, HoldReason, Verdict
+from mlctl.rollout.domain.traffic.counts import Window
 from mlctl.rollout.journal import records
 from mlctl.rollout.journal.journal import RequestWaitsError
 from mlctl.rollout.journal.records import Rollout
@@ -41,29 +41,29 @@ from mlctl.rollout.journal.records import Rollout
 class Controller:
     """Carries one rollout to its end, tick by tick."""
 
-    def __init__(self, rollout: Rollout, world: World) -> None:
-        self._no_shadow = _why_no_shadow(rollout, world)
+    def __init__(self, rollout: Rollout, context: DaemonContext) -> None:
+        self._no_shadow = _why_no_shadow(rollout, context)
         if self._no_shadow:
             rollout = replace(rollout, spec=rollout.spec.without_shadow())
         self._rollout = rollout
-        self._world = world
-        self._journal = world.journal
-        self._settings = world.settings
+        self._context = context
+        self._journal = context.journal
+        self._settings = context.settings
         self._counting_since: float | None = None
         self._idle_reported: float | None = None
-        self._fleet = world.fleet
-        self._comparison = _comparison(rollout, world)
+        self._fleet = context.fleet
+        self._comparison = _comparison(rollout, context)
         self._observer = TrafficObserver(
-            world.meter,
-            world.edges,
+            context.meter,
+            context.edges,
             rollout.slot,
             rollout.spec,
             None if self._comparison is None else self._comparison.observe,
-            world.record.total,
+            context.record.total,
         )
-        if world.recording is not None:
+        if context.recording is not None:
             judged = rollout.spec.min_accuracy is not None
-            world.recording.keep = judged or world.settings.record_share > 0
+            context.recording.keep = judged or context.settings.record_share > 0
         self._handlers = {
             RolloutPhase.PENDING: self._launch,
             RolloutPhase.WARM: self._warm,
@@ -111,7 +111,7 @@ class Controller:
         if request is None:
             return False
         applied = machine.apply_command(
-            self.progress, request, self._rollout.spec, self._world.now()
+            self.progress, request, self._rollout.spec, self._context.now()
         )
         if applied is None:
             return False
@@ -129,7 +129,7 @@ class Controller:
             )
             return
         self._save(
-            replace(self.progress, since=self._world.now(), step_requests=0, step_ticks=0),
+            replace(self.progress, since=self._context.now(), step_requests=0, step_ticks=0),
             "resumed",
             {"phase": phase, "unwatched_seconds": unwatched_seconds},
         )
@@ -155,7 +155,7 @@ class Controller:
             why = f"the candidate could not be started: {error.strerror}"
             self._apply_verdict(Verdict(Action.ROLLBACK, Gate.READY, why))
             return
-        launched = machine.move(self.progress, Signal.LAUNCHED, self._world.now())
+        launched = machine.move(self.progress, Signal.LAUNCHED, self._context.now())
         self._save(launched, "phase", {"cold": True} if reverts and cold else None)
         if reverts:
             self._warm()
@@ -172,10 +172,10 @@ class Controller:
     def _warm(self) -> None:
         self._apply()
         probe = self._fleet.probe(self._rollout.slot)
-        waited, limit = self._world.now() - self.progress.since, self._settings.ready_seconds
+        waited, limit = self._context.now() - self.progress.since, self._settings.ready_seconds
         if probe is ProcessState.READY:
             self._connect()
-            if self._world.meter.read().healthy[self._rollout.slot]:
+            if self._context.meter.read().healthy[self._rollout.slot]:
                 self._begin() if self._rollout.reverts is None else self._restore()
                 return
         if probe in (ProcessState.DEAD, ProcessState.WRONG_MODEL) or waited > limit:
@@ -189,8 +189,8 @@ class Controller:
     def _begin(self) -> None:
         """Leave WARM; the event says why the comparison of answers is skipped, if it is."""
         spec = self._rollout.spec
-        progress = machine.warmed(self.progress, spec, self._world.now())
-        evidence = begin(self._world.record.counts(spec, self._world.edges), spec)
+        progress = machine.warmed(self.progress, spec, self._context.now())
+        evidence = begin(self._context.record.counts(spec, self._context.edges), spec)
         progress = replace(progress, evidence=evidence)
         skipped = self._no_shadow
         if spec.shadow_percent and progress.override:
@@ -200,7 +200,7 @@ class Controller:
     def _restore(self) -> None:
         """Return all traffic to the previous version, now that it serves."""
         why = f"rollout {self._rollout.reverts} is taken back"
-        progress = machine.restored(self.progress, why, self._world.now())
+        progress = machine.restored(self.progress, why, self._context.now())
         self._enter(progress, progress.ruling)
 
     def _watch(self) -> None:
@@ -216,7 +216,7 @@ class Controller:
         alive = probe is not ProcessState.DEAD
         weight = machine.candidate_weight(self.progress, self._rollout.spec)
         mirrored = machine.mirrored_share(self.progress, self._rollout.spec) > 0
-        counted_until = self._world.clock.monotonic()
+        counted_until = self._context.clock.monotonic()
         seconds = self._settings.tick_seconds
         if self._counting_since is not None:
             seconds = max(seconds, counted_until - self._counting_since)
@@ -225,7 +225,7 @@ class Controller:
         )
         self._counting_since = counted_until
         observation = self._labelled(self._weighed(observation), mirrored=mirrored)
-        now, spec = self._world.now(), self._rollout.spec
+        now, spec = self._context.now(), self._rollout.spec
         judged = observation.window is not None and not machine.warming_up(self.progress, spec, now)
         progress = machine.absorb(self.progress, observation, spec, now)
         verdict = machine.judge(progress, observation, spec, now)
@@ -246,13 +246,13 @@ class Controller:
         self._apply_verdict(verdict)
 
     def _report_idle(self) -> None:
-        """Record once that no requests come, also for those who do not read the ticks."""
+        """Record one `no_traffic` event for each time without requests."""
         since = self.progress.idle_since
         if since != self._idle_reported and (
-            why := machine.no_traffic(self.progress, self._world.now())
+            why := machine.no_traffic(self.progress, self._context.now())
         ):
             self._idle_reported = since
-            self._world.append("no_traffic", {"why": why}, self._rollout.id)
+            self._context.append("no_traffic", {"why": why}, self._rollout.id)
 
     def _due(self) -> bool:
         """Whether a tick has passed since the last evaluation.
@@ -261,7 +261,7 @@ class Controller:
         came faster than the ticks, one short stall would count as many.
         """
         since, tick = self._counting_since, self._settings.tick_seconds
-        return since is None or self._world.clock.monotonic() - since >= tick
+        return since is None or self._context.clock.monotonic() - since >= tick
 
     def _weighed(self, observation: TickObservation) -> TickObservation:
         """Return the observation, marked if the candidate's share was large enough for a proof."""
@@ -273,7 +273,7 @@ class Controller:
 
     def _labelled(self, observation: TickObservation, *, mirrored: bool) -> TickObservation:
         """Return the observation with the labelled answers, if any are new; keep recording."""
-        recording, rollout = self._world.recording, self._rollout
+        recording, rollout = self._context.recording, self._rollout
         if recording is None or not recording.keep:
             return observation
         judged = rollout.spec.min_accuracy is not None
@@ -302,7 +302,7 @@ class Controller:
     def _roll_back(self) -> None:
         self._apply()
         self._mark_restored(self.progress.since)
-        healthy = self._world.meter.read().healthy
+        healthy = self._context.meter.read().healthy
         if self._is_unresponsive(healthy):
             # It would hold the requests that it has until the drain is over.
             self._fleet.kill(self._rollout.slot)
@@ -317,7 +317,7 @@ class Controller:
 
     def _mark_restored(self, decided: float) -> None:
         """Record that the traffic is back, and how long after the decision."""
-        progress, now = self.progress, self._world.now()
+        progress, now = self.progress, self._context.now()
         if progress.restored is not None:
             return
         # A bad tick of long ago has nothing to do with a rollback that an operator wants.
@@ -330,18 +330,18 @@ class Controller:
         self._save(replace(progress, restored=now), "traffic_restored", body)
 
     def _end(self) -> None:
-        if self._world.recording is not None:
-            self._world.recording.stop()
-        progress = machine.move(self.progress, Signal.SETTLED, self._world.now())
+        if self._context.recording is not None:
+            self._context.recording.stop()
+        progress = machine.move(self.progress, Signal.SETTLED, self._context.now())
         body = records.ended_body(
-            self._rollout, progress.planned, progress.ruling, self._world.now()
+            self._rollout, progress.planned, progress.ruling, self._context.now()
         )
         kept = None if self._comparison is None else self._comparison.kept()
         self._save(progress, records.ENDED, {**body, "disagreements": kept})
 
     def _apply_verdict(self, verdict: Verdict) -> None:
         progress = machine.apply_verdict(
-            self.progress, verdict, self._rollout.spec, self._world.now()
+            self.progress, verdict, self._rollout.spec, self._context.now()
         )
         if progress is not self.progress:
             self._enter(progress, verdict)
@@ -352,7 +352,7 @@ class Controller:
         self._save(progress, "phase", {"verdict": ruling, **extra})
         if progress.stage in WATCHED:
             self._observer.start()
-            self._counting_since = self._counting_since or self._world.clock.monotonic()
+            self._counting_since = self._counting_since or self._context.clock.monotonic()
         match progress.phase:
             case RolloutPhase.ROLLBACK:
                 self._roll_back()
@@ -360,7 +360,7 @@ class Controller:
                 self._finalize()
             case _:
                 self._apply()
-        recording = self._world.recording
+        recording = self._context.recording
         mirrored = machine.mirrored_share(progress, self._rollout.spec) > 0
         if recording is not None and not (mirrored or recording.keep):
             recording.stop()
@@ -368,7 +368,7 @@ class Controller:
     def _connect(self) -> None:
         slot = self._rollout.slot
         if endpoints := self._fleet.endpoints(slot):
-            self._world.data_plane.connect(slot, endpoints)
+            self._context.data_plane.connect(slot, endpoints)
 
     def _apply(self) -> None:
         progress, spec, slot = self.progress, self._rollout.spec, self._rollout.slot
@@ -382,7 +382,7 @@ class Controller:
             testers=slot if serves else None,
             sticky=spec.sticky,
         )
-        self._world.data_plane.apply(traffic)
+        self._context.data_plane.apply(traffic)
 
     def _save(
         self, progress: RolloutProgress, kind: str, extra: dict[str, Any] | None = None
@@ -390,7 +390,7 @@ class Controller:
         weight = machine.candidate_weight(progress, self._rollout.spec)
         where = {"phase": progress.phase, "step": progress.step, "weight": weight}
         self._journal.save(
-            self._rollout, progress, kind, {**where, **(extra or {})}, self._world.epoch
+            self._rollout, progress, kind, {**where, **(extra or {})}, self._context.epoch
         )
         self._rollout = replace(self._rollout, progress=progress)
 
@@ -407,7 +407,7 @@ _WHY_NOT_READY = {
 }
 
 
-def _ruling(progress: RolloutProgress, request: Request) -> Verdict | None:
+def _ruling(progress: RolloutProgress, request: OperatorRequest) -> Verdict | None:
     return progress.ruling if request.command.final else None
 
 
@@ -415,26 +415,26 @@ def _since(start: float | None, now: float) -> float | None:
     return None if start is None else now - start
 
 
-def _why_no_shadow(rollout: Rollout, world: World) -> str:
+def _why_no_shadow(rollout: Rollout, context: DaemonContext) -> str:
     """Return why a rollout with a shadow gets none; empty if it gets one or needs none."""
     if not rollout.spec.shadows:
         return ""
-    if not world.data_plane.can_mirror:
+    if not context.data_plane.can_mirror:
         return "the proxy cannot copy requests"
-    if world.recording is None and rollout.spec.shadow_wait_seconds is not None:
+    if context.recording is None and rollout.spec.shadow_wait_seconds is not None:
         return "the servers cannot record answers for this rollout: MLCTL_SAMPLE_DIR is set"
     return ""
 
 
-def _comparison(rollout: Rollout, world: World) -> ShadowComparison | None:
+def _comparison(rollout: Rollout, context: DaemonContext) -> ShadowComparison | None:
     """Return what compares the two revisions' answers, None where servers cannot record."""
-    if world.recording is None or not rollout.spec.shadows:
+    if context.recording is None or not rollout.spec.shadows:
         return None
     sides = {
         rollout.slot.other: (AnswerSide.LIVE, rollout.live.recorded),
         rollout.slot: (AnswerSide.CANDIDATE, rollout.candidate.recorded),
     }
-    return ShadowComparison(world.recording, sides, rollout.spec, rollout.id, world.clock)
+    return ShadowComparison(context.recording, sides, rollout.spec, rollout.id, context.clock)
 
 
 def _labelled_hits(evidence: GateEvidence) -> dict[str, Hits]:

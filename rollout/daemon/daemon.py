@@ -24,8 +24,9 @@ from types import FrameType
 
 import psutil
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.garbage import rare_collection
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.garbage import rare_collection
+from mlctl.rollout.daemon.context import DaemonContext
 from mlctl.rollout.daemon.controller import Controller
 from mlctl.rollout.daemon.recording import Recording
 from mlctl.rollout.daemon.reporting.alias import WRITE_SECONDS, AliasSink
@@ -33,14 +34,12 @@ from mlctl.rollout.daemon.reporting.outbox import EventSink, OpenSink, Outbox, r
 from mlctl.rollout.daemon.reporting.runs import RunsSink
 from mlctl.rollout.daemon.reporting.telemetry import MetricsServer
 from mlctl.rollout.daemon.reporting.webhooks import WebhookSink, notified, sink_of
+from mlctl.rollout.daemon.restarter import seconds_unseen
 from mlctl.rollout.daemon.scaler import Scaler
 from mlctl.rollout.daemon.split_meter import SplitMeter
 from mlctl.rollout.daemon.supervisor import Supervisor
 from mlctl.rollout.daemon.vitals import Vitals
-from mlctl.rollout.daemon.watch import seconds_unseen
-from mlctl.rollout.daemon.world import World
-from mlctl.rollout.domain.counts import Reading
-from mlctl.rollout.domain.ports import (
+from mlctl.rollout.domain.interfaces import (
     TOTAL_WEIGHT,
     DataPlaneRejected,
     DataPlaneUnavailable,
@@ -49,9 +48,10 @@ from mlctl.rollout.domain.ports import (
     MeteredDataPlane,
     TrafficSplit,
 )
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.process_ref import DAEMON, ProcessRef
 from mlctl.rollout.domain.spec import DeploymentSettings, Revision, Slot, check_name
-from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.traffic.counts import Reading
 from mlctl.rollout.drivers.local import logs, processes
 from mlctl.rollout.drivers.local.fleet import Fleet
 from mlctl.rollout.drivers.local.launcher import LocalLauncher
@@ -109,7 +109,7 @@ class Daemon:
         self._vitals = stack.enter_context(Vitals(settings.hung_seconds, settings.workers))
         self._fleet = Fleet(name, launcher, journal)
         meter = AnswerMeter(data_plane, self._fleet, self._vitals)
-        self._world = World(
+        self._context = DaemonContext(
             name,
             self._epoch,
             journal,
@@ -122,10 +122,10 @@ class Daemon:
             recording,
         )
         self._logs = directory / "logs"
-        self._supervisor = Supervisor(self._world, directory, proxy, self._vitals.hung)
-        self._scaler = Scaler(self._world)
+        self._supervisor = Supervisor(self._context, directory, proxy, self._vitals.hung)
+        self._scaler = Scaler(self._context)
         self._recorded = ""
-        self._split_meter = SplitMeter(self._world)
+        self._split_meter = SplitMeter(self._context)
         self._answered = 0
         self._traffic = HourlyTraffic(name, self._vitals.take_work, clock)
         self._show(settings, stack)
@@ -136,7 +136,7 @@ class Daemon:
 
     def _show(self, settings: DeploymentSettings, stack: ExitStack) -> None:
         """Start the metrics and the outbox; neither delays a tick."""
-        path, clock = paths.journal(), self._world.clock
+        path, clock = paths.journal(), self._context.clock
         self._metrics = stack.enter_context(
             MetricsServer(self._name, settings, path, self._heartbeat, clock)
         )
@@ -145,7 +145,7 @@ class Daemon:
 
     def _webhooks(self) -> dict[str, OpenSink]:
         """Return what opens the sink of each URL that gets notices now."""
-        settings, clock = self._world.settings, self._world.clock
+        settings, clock = self._context.settings, self._context.clock
 
         def webhook(url: str, journal: Journal, _stop: threading.Event) -> EventSink:
             return WebhookSink(self._name, url, settings, journal, clock)
@@ -230,14 +230,14 @@ class Daemon:
                 gc.collect()  # its handlers are a cycle, and it may hold many MB of recorded rows
             slot, split = deployment.slot, deployment.split
             if split is None:
-                self._world.data_plane.apply(TrafficSplit({slot: 100, slot.other: 0}))
+                self._context.data_plane.apply(TrafficSplit({slot: 100, slot.other: 0}))
             else:
                 weights = split.weights(slot, ready=bool(self._supervisor.other.ready))
-                self._world.data_plane.apply(TrafficSplit(weights, sticky=split.sticky))
+                self._context.data_plane.apply(TrafficSplit(weights, sticky=split.sticky))
                 self._split_meter.observe(slot)
             self._record_traffic(deployment.live.digest, slot)
             return
-        self._world.record.pause()
+        self._context.record.pause()
         if self._controller is None or self._controller.rollout.id != active.id:
             self._controller = self._take_up(active)
         self._controller.tick()
@@ -245,17 +245,17 @@ class Daemon:
     def _record_traffic(self, digest: str, slot: Slot) -> None:
         """Record the live revision's traffic, as the reference of the next rollout."""
         if digest != self._recorded:
-            self._world.record.forget()
+            self._context.record.forget()
             self._recorded = digest
-        now = self._world.clock.monotonic()
-        if self._world.record.due(now):
-            totals = self._world.meter.read().totals[slot]
-            self._world.record.add(totals, now)
+        now = self._context.clock.monotonic()
+        if self._context.record.due(now):
+            totals = self._context.meter.read().totals[slot]
+            self._context.record.add(totals, now)
             self._record_predictions(totals.requests)
 
     def _record_predictions(self, answered: int) -> None:
         """Record a share of the predictions while no rollout does, if the settings say so."""
-        recording, share = self._world.recording, self._world.settings.record_share
+        recording, share = self._context.recording, self._context.settings.record_share
         requests, self._answered = max(0, answered - self._answered), answered
         if recording is None:
             return
@@ -268,7 +268,7 @@ class Daemon:
     def _take_up(self, active: Rollout) -> Controller:
         self._journal.prune(self._name)
         self._outbox.add(self._webhooks())
-        controller = Controller(active, self._world)
+        controller = Controller(active, self._context)
         if active.progress.phase is not RolloutPhase.PENDING:
             controller.resume(self._unwatched)
         return controller
@@ -277,11 +277,11 @@ class Daemon:
         if self._proxy_lost or not self._supervisor.serving:
             return
         self._proxy_lost = True
-        self._world.append("proxy_unavailable", {"message": str(error)})
+        self._context.append("proxy_unavailable", {"message": str(error)})
 
     def _wait(self) -> None:
         """Wait for a tick, a client's command, or the end of a process that is to be replaced."""
-        seconds = self._world.settings.tick_seconds
+        seconds = self._context.settings.tick_seconds
         if self._supervisor.live.starting:
             seconds = min(seconds, _STARTING_SECONDS)
         deadline = time.monotonic() + seconds

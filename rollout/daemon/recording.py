@@ -11,12 +11,12 @@ import logging
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.sampling import Sampling, write_sampling
+from mlctl.core.clock import Clock
+from mlctl.core.errors import MlctlError
 from mlctl.rollout.daemon.segments import Segments
-from mlctl.rollout.domain.join import Recorded
-from mlctl.rollout.domain.labels import LabelledTrials, trials
+from mlctl.rollout.domain.shadow.join import Recorded
+from mlctl.rollout.domain.shadow.labels import LabelledTrials, trials
 from mlctl.rollout.domain.spec import RolloutSpec, Slot
 from mlctl.rollout.drivers.local.samples import SampleFolder, redacted
 from mlctl.rollout.journal.predictions import PredictionStore

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlctl.rollout.daemon.world import World
-from mlctl.rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
+from mlctl.rollout.daemon.context import DaemonContext
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable, ProcessState, RunningRevision
 from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
 from mlctl.rollout.drivers.local.processes import log_tail
 
 FIRST_PAUSE = 1.0
 MAX_PAUSE = 30.0
-# A process that ran for so long did not die of what its predecessor died of.
+# After this uptime a death starts the pauses between restarts from the shortest again.
 _STEADY_SECONDS = 30.0
 # From this failure in a row on it is a crash loop: reported once, still retried.
 _LOOP_FAILURES = 3
@@ -74,10 +74,10 @@ class _Replica:
 class SlotReplicas:
     """The replicas of one slot; `hung` says which hang."""
 
-    def __init__(self, world: World, hung: HungCheck) -> None:
-        self._world = world
+    def __init__(self, context: DaemonContext, hung: HungCheck) -> None:
+        self._context = context
         self._hung = hung
-        self._fleet = world.fleet
+        self._fleet = context.fleet
         self._replicas: dict[str, _Replica] = {}
         self._joined: dict[Endpoint, float] = {}
         self.ready: dict[int, RunningRevision] = {}
@@ -99,7 +99,7 @@ class SlotReplicas:
         found = self._fleet.replicas(slot)
         indices = {*range(count), *found}
         self._replicas = {
-            role: self._replicas.get(role) or _Replica(self._world.now(), worked=index in found)
+            role: self._replicas.get(role) or _Replica(self._context.now(), worked=index in found)
             for index in indices
             for role in (replica_role(slot, index),)
         }
@@ -128,7 +128,7 @@ class SlotReplicas:
         self, slot: Slot, count: int, leaving: set[Endpoint], stand_in: Endpoint | None
     ) -> None:
         """Connect the ready replicas; the old ones stay until the proxy finds the new healthy."""
-        now = self._world.now()
+        now = self._context.now()
         wanted = [served.endpoint for served in self.ready.values()]
         if not wanted and stand_in is not None:
             wanted = [stand_in]
@@ -140,13 +140,13 @@ class SlotReplicas:
             joined |= {each: at for each, at in self._joined.items() if each in stay}
         self._joined = joined
         with suppress(DataPlaneUnavailable):  # being restarted; the next tick connects again
-            self._world.data_plane.connect(slot, tuple(joined))
+            self._context.data_plane.connect(slot, tuple(joined))
 
     def _check(
         self, role: str, replica: _Replica, served: RunningRevision, settings: DeploymentSettings
     ) -> ProcessState:
         """Return READY, STARTING, or DEAD for a failed, hanging or late replica, which is ended."""
-        probe, now = self._world.launcher.probe(served), self._world.now()
+        probe, now = self._context.launcher.probe(served), self._context.now()
         if probe is ProcessState.READY and not self._hung(served):
             replica.worked = True
             replica.restarts.works(now)
@@ -162,7 +162,7 @@ class SlotReplicas:
         return ProcessState.STARTING
 
     def _start(self, slot: Slot, revision: Revision, index: int, replica: _Replica) -> None:
-        now = self._world.now()
+        now = self._context.now()
         if now < replica.restarts.not_before:
             return
         replica.started_at = now
@@ -179,7 +179,7 @@ class SlotReplicas:
         kind = "restarted" if replica.worked else "start_failed"
         if replica.restarts.failures == _LOOP_FAILURES:
             kind = "crash_loop"
-        self._world.append(kind, body)
+        self._context.append(kind, body)
 
     def _drain(
         self, role: str, replica: _Replica, served: RunningRevision, settings: DeploymentSettings
@@ -188,8 +188,8 @@ class SlotReplicas:
 
         After SIGTERM the server finishes its requests by itself.
         """
-        now = self._world.now()
-        dead = self._world.launcher.probe(served) is ProcessState.DEAD
+        now = self._context.now()
+        dead = self._context.launcher.probe(served) is ProcessState.DEAD
         answers = not dead and not replica.stopping
         if replica.removed_at is None or (served.endpoint in self._joined and answers):
             replica.removed_at = now
@@ -199,12 +199,12 @@ class SlotReplicas:
             replica.stopping, replica.removed_at = False, None
         elif waited > _REMOVAL_SECONDS and not replica.stopping:
             replica.stopping = True
-            self._world.launcher.stop(served)
+            self._context.launcher.stop(served)
         return answers
 
     def _end(self, role: str, served: RunningRevision) -> None:
-        self._world.launcher.stop(served, force=True)
-        self._world.journal.drop_process(self._world.name, role)
+        self._context.launcher.stop(served, force=True)
+        self._context.journal.drop_process(self._context.name, role)
 
 
 def _serves(served: RunningRevision, revision: Revision) -> bool:

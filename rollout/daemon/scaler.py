@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlctl.rollout.daemon.world import World
-from mlctl.rollout.domain.autoscale import Bounds, ReplicaLoad, ScalingObservation, State, decide
-from mlctl.rollout.domain.ports import DataPlaneUnavailable
+from mlctl.rollout.daemon.context import DaemonContext
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable
 from mlctl.rollout.domain.spec import DeploymentSettings
+from mlctl.rollout.domain.traffic.autoscale import (
+    Bounds,
+    ReplicaLoad,
+    ScalingObservation,
+    State,
+    decide,
+)
 from mlctl.rollout.journal.records import Deployment
 
 
 class Scaler:
     """Scales a deployment."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, context: DaemonContext) -> None:
+        self._context = context
         self._state = State()
 
     def observe(
@@ -34,11 +40,11 @@ class Scaler:
             self._write(settings.replicas, max(1, settings.replicas), "a rollout is under way")
             return
         try:
-            reading = self._world.meter.read()
+            reading = self._context.meter.read()
         except DataPlaneUnavailable:
             return
         observation = ScalingObservation(
-            at=self._world.clock.monotonic(),
+            at=self._context.clock.monotonic(),
             replicas=settings.replicas,
             loads=loads,
             requests=sum(totals.requests for totals in reading.totals.values()),
@@ -62,7 +68,7 @@ class Scaler:
             # A client may have changed it since.
             return replace(settings, replicas=replicas) if settings.replicas == before else settings
 
-        self._world.journal.resize(self._world.name, resized, why, self._world.epoch)
+        self._context.journal.resize(self._context.name, resized, why, self._context.epoch)
 
 
 def _why(observation: ScalingObservation) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from mlctl.bundle.sampling import AT, DIGEST, OUTPUT_PREFIX, REQUEST_ID, ROW, SEGMENT_SUFFIX
-from mlctl.rollout.domain.compare import Answer
-from mlctl.rollout.domain.join import Recorded
+from mlctl.rollout.domain.shadow.compare import Answer
+from mlctl.rollout.domain.shadow.join import Recorded
 
 _LOG = logging.getLogger(__name__)
 _MICROSECONDS = 1e6
@@ -65,7 +65,7 @@ class Segments:
 
 
 def read(segment: Path, prefixes: tuple[str, ...]) -> Any | None:
-    """The columns of a segment that begin so, as a table; None if it is gone or no Parquet."""
+    """Read the columns whose names start with `prefixes`; None if it is gone or not Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
+from mlctl.rollout.daemon.context import DaemonContext
 from mlctl.rollout.daemon.replicas import HungCheck, Restarts, SlotReplicas
-from mlctl.rollout.daemon.world import World
-from mlctl.rollout.domain.ports import DataPlaneUnavailable, Proxy
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable, Proxy
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.process_ref import ACTIVATOR, NO_PROCESS, PROXY, ProcessRef
 from mlctl.rollout.domain.spec import Endpoint, PreviousRevision
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.drivers.local import logs, processes
 from mlctl.rollout.drivers.local.activator import activator_command
 from mlctl.rollout.journal.records import Deployment, Rollout
@@ -35,15 +35,17 @@ class Supervisor:
     a split, the previous revision, or what a rollout left there.
     """
 
-    def __init__(self, world: World, directory: Path, proxy: Proxy, hung: HungCheck) -> None:
+    def __init__(
+        self, context: DaemonContext, directory: Path, proxy: Proxy, hung: HungCheck
+    ) -> None:
         self._directory = directory
         self._proxy = proxy
-        self._world = world
-        self._journal = world.journal
+        self._context = context
+        self._journal = context.journal
         self._restarts = {PROXY: Restarts(), ACTIVATOR: Restarts()}
         self._started: set[str] = set()
-        self.live = SlotReplicas(world, hung)
-        self.other = SlotReplicas(world, hung)
+        self.live = SlotReplicas(context, hung)
+        self.other = SlotReplicas(context, hung)
         self._running_proxy: ProcessRef | None = None
         self.serving = False
 
@@ -89,11 +91,11 @@ class Supervisor:
         if previous is not None and previous.warm_until:
             memory = psutil.virtual_memory()
             free = memory.available / memory.total
-            why = not_warm(previous, self._world.now(), free)
+            why = not_warm(previous, self._context.now(), free)
             if why is None:
                 count = previous.replicas
             else:
-                self._journal.release_previous(deployment.name, why, self._world.epoch)
+                self._journal.release_previous(deployment.name, why, self._context.epoch)
         revision = deployment.live if previous is None else previous.revision
         self.other.ensure(slot, revision, count, deployment.settings)
 
@@ -131,7 +133,7 @@ class Supervisor:
     ) -> ProcessRef | None:
         """Start the process unless it runs or its pause is not over; return it if it runs."""
         found = self._journal.processes(deployment.name).get(role)
-        restarts, now = self._restarts[role], self._world.now()
+        restarts, now = self._restarts[role], self._context.now()
         if found is not None and processes.alive(found[0]):
             restarts.works(now)
             return found[0]
@@ -142,7 +144,7 @@ class Supervisor:
             # What another daemon had started was running, as before the machine's reboot.
             ran = self.serving or role not in self._started
             kind = "restarted" if ran else "start_failed"
-            self._world.append(kind, {"role": role, "log": processes.log_tail(log)})
+            self._context.append(kind, {"role": role, "log": processes.log_tail(log)})
         restarts.failed(now)
         processes.end_strays(processes.process_role(self._directory, role))
         processes.log_start(log, role)
@@ -160,12 +162,12 @@ class Supervisor:
         if ready < needed:
             return
         try:
-            healthy = self._world.meter.read().healthy[deployment.slot]
+            healthy = self._context.meter.read().healthy[deployment.slot]
         except DataPlaneUnavailable:  # the proxy is still starting; the next tick reads it again
             return
         if healthy:
             self.serving = True
-            self._world.append("ready", {"bento": deployment.live.bento, "replicas": ready})
+            self._context.append("ready", {"bento": deployment.live.bento, "replicas": ready})
 
 
 def not_warm(previous: PreviousRevision, now: float, free_memory: float) -> str | None:
@@ -174,7 +176,7 @@ def not_warm(previous: PreviousRevision, now: float, free_memory: float) -> str 
     `free_memory` is the available share of the machine's memory.
     """
     if now >= previous.warm_until:
-        return "its time is over"
+        return "the time to keep it has ended"
     if free_memory < MIN_FREE_MEMORY:
         return f"{free_memory:.0%} of the memory is available (minimum {MIN_FREE_MEMORY:.0%})"
     return None

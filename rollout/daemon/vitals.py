@@ -19,17 +19,17 @@ from typing import Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.latency import (
     FIRST_TOKEN_EDGES_MS,
     TOKEN_EDGES_MS,
     TPOT_METRIC,
     TTFT_METRIC,
 )
-from mlctl.bundle.tokens import authorization
-from mlctl.rollout.domain.autoscale import ReplicaLoad
-from mlctl.rollout.domain.counts import AnswerTimes, Totals
-from mlctl.rollout.domain.ports import RunningRevision
+from mlctl.core.errors import MlctlError
+from mlctl.core.tokens import authorization
+from mlctl.rollout.domain.interfaces import RunningRevision
+from mlctl.rollout.domain.traffic.autoscale import ReplicaLoad
+from mlctl.rollout.domain.traffic.counts import AnswerTimes, Totals
 
 _POLL_SECONDS = 1.0
 _TIMEOUT = 5.0

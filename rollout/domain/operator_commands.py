@@ -26,7 +26,7 @@ class OperatorCommand(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class OperatorRequest:
     """One command with its place in the journal and its reason in the operator's words."""
 
     seq: int
@@ -34,7 +34,7 @@ class Request:
     reason: str
 
 
-def next_request(requests: Iterable[Request], applied: int) -> Request | None:
+def next_request(requests: Iterable[OperatorRequest], applied: int) -> OperatorRequest | None:
     """Return the next request after `applied`: the first final one, else the oldest."""
     waiting = sorted((each for each in requests if each.seq > applied), key=lambda each: each.seq)
     final = next((each for each in waiting if each.command.final), None)

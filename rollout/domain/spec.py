@@ -18,9 +18,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
-from mlctl.rollout.domain.scores import ProvedScore
+from mlctl.rollout.domain.statistics.scores import ProvedScore
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 REPRESENTATIVE_WEIGHT = 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlctl.bundle.tls import TlsFiles
+from mlctl.core.tls import TlsFiles
 from mlctl.rollout.domain.spec import DeploymentSettings, Ports
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlctl.bundle.latency import SERVED_EDGES_MS
-from mlctl.rollout.domain.counts import LATENCY_EDGES_MS
-from mlctl.rollout.domain.ports import Proxy
+from mlctl.rollout.domain.interfaces import Proxy
 from mlctl.rollout.domain.spec import DeploymentSettings, Ports
+from mlctl.rollout.domain.traffic.counts import LATENCY_EDGES_MS
 from mlctl.rollout.drivers.envoy.proxy import EnvoyFiles
 
 

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.latency import SERVED_EDGES_MS
-from mlctl.rollout.domain import slo
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.domain.spec import Percent, RolloutSpec
-from mlctl.rollout.domain.verdict import Verdict
+from mlctl.rollout.domain.statistics.verdict import Verdict
+from mlctl.rollout.domain.traffic import slo
 from mlctl.rollout.gate_service.service import GateService
 from mlctl.rollout.gate_service.session import Result, result_of
 from mlctl.rollout.gate_service.store import Terms

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 
 import uvicorn
 
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import state_dir
-from mlctl.bundle.packages import install_hint
+from mlctl.core.clock import SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import state_dir
+from mlctl.core.packages import install_hint
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable
 from mlctl.rollout.domain.kubernetes_target import Reach
-from mlctl.rollout.domain.ports import DataPlaneUnavailable
 from mlctl.rollout.drivers.kubernetes.meter import PodCounts, ServiceSource
 from mlctl.rollout.gate_service.app import gate_app
 from mlctl.rollout.gate_service.service import GateService

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.latency import SERVED_EDGES_MS
-from mlctl.rollout.domain.observer import TrafficObserver
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable
+from mlctl.rollout.domain.machine.observer import TrafficObserver
 from mlctl.rollout.domain.spec import Slot
-from mlctl.rollout.domain.verdict import Action, HoldReason, Verdict
+from mlctl.rollout.domain.statistics.verdict import Action, HoldReason, Verdict
 from mlctl.rollout.drivers.kubernetes.meter import PodCounts, SourceMeter
 from mlctl.rollout.gate_service import session as sessions
 from mlctl.rollout.gate_service.session import GateSession

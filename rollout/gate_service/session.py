@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from mlctl.rollout.domain import gates
-from mlctl.rollout.domain.evidence import GateEvidence, fold, next_step
+from mlctl.rollout.domain.machine import gates
+from mlctl.rollout.domain.machine.evidence import GateEvidence, fold, next_step
+from mlctl.rollout.domain.machine.state_machine import TickObservation
 from mlctl.rollout.domain.spec import RolloutSpec
-from mlctl.rollout.domain.state_machine import TickObservation
-from mlctl.rollout.domain.verdict import Action, Gate, HoldReason, Verdict
+from mlctl.rollout.domain.statistics.verdict import Action, Gate, HoldReason, Verdict
 
 # The share that still counts as equal where only the counts show it.
 _NEARLY_EQUAL = 45

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.tokens import authorization
-from mlctl.rollout.domain.ports import DataPlaneUnavailable
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.tokens import authorization
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable
 from mlctl.rollout.drivers.kubernetes.meter import PodCounts, Scrape, totals_of
 
 _TIMEOUT = 2.0

@@ -7,8 +7,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.clock import Clock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.domain.spec import RolloutSpec
 from mlctl.rollout.gate_service.session import GateSession
 from mlctl.rollout.journal.records import dumps, value_from

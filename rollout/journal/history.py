@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.journal.records import ENDED, JournalEvent, Rollout
 
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.rollout.domain.operator_commands import OperatorCommand, Request, next_request
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.machine.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
+from mlctl.rollout.domain.operator_commands import OperatorCommand, OperatorRequest, next_request
 from mlctl.rollout.domain.process_ref import ProcessRef
 from mlctl.rollout.domain.spec import (
     DeploymentSettings,
@@ -25,9 +26,8 @@ from mlctl.rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from mlctl.rollout.domain.split import Split, SplitRecord
-from mlctl.rollout.domain.state_machine import REVERSIBLE, RolloutPhase, RolloutProgress
-from mlctl.rollout.domain.verdict import Action, HoldReason, Verdict
+from mlctl.rollout.domain.statistics.verdict import Action, HoldReason, Verdict
+from mlctl.rollout.domain.traffic.split import Split, SplitRecord
 from mlctl.rollout.journal import records, rejections
 from mlctl.rollout.journal.records import Delivery, Deployment, JournalEvent, Rollout
 from mlctl.rollout.journal.schema import connect, transaction
@@ -182,7 +182,7 @@ class Journal:
             self._append(name, self.promotion(name), "champion_written", {"digest": digest})
 
     def release_previous(self, name: str, why: str, epoch: int) -> None:
-        """Record that the previous revision is kept warm no longer; a rollback has to start it."""
+        """Record that the previous revision is no longer kept warm; a rollback has to start it."""
         with transaction(self._db):
             self._check(name, epoch)
             previous = self.deployment(name).previous
@@ -406,7 +406,7 @@ class Journal:
             self._append(name, active.id, command, {"reason": reason})
         return active.id
 
-    def requests(self, rollout: int) -> tuple[Request, ...]:
+    def requests(self, rollout: int) -> tuple[OperatorRequest, ...]:
         """Return the operators' commands for this rollout, oldest first."""
         kinds = tuple(OperatorCommand)
         rows = self._db.execute(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import state_dir
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import state_dir
 
 
 def journal() -> Path:

@@ -18,10 +18,10 @@ from typing import Any, Self
 import numpy as np
 
 from mlctl.bundle.output_kinds import OutputKind, output_kind
-from mlctl.rollout.domain.join import Recorded
-from mlctl.rollout.domain.labels import Deviation
+from mlctl.rollout.domain.shadow.join import Recorded
+from mlctl.rollout.domain.shadow.labels import Deviation
 from mlctl.rollout.domain.spec import RolloutSpec
-from mlctl.rollout.domain.verdict import Hits
+from mlctl.rollout.domain.statistics.verdict import Hits
 from mlctl.rollout.journal.schema import open_database, transaction
 
 VERSION = 1

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from mlctl.rollout.domain.operator_commands import OperatorCommand, Request
-from mlctl.rollout.domain.ports import RunningRevision
+from mlctl.rollout.domain.interfaces import RunningRevision
+from mlctl.rollout.domain.machine.state_machine import RolloutProgress
+from mlctl.rollout.domain.operator_commands import OperatorCommand, OperatorRequest
 from mlctl.rollout.domain.process_ref import ProcessRef
 from mlctl.rollout.domain.spec import (
     DeploymentSettings,
@@ -22,9 +23,8 @@ from mlctl.rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from mlctl.rollout.domain.split import Split
-from mlctl.rollout.domain.state_machine import RolloutProgress
-from mlctl.rollout.domain.verdict import Verdict
+from mlctl.rollout.domain.statistics.verdict import Verdict
+from mlctl.rollout.domain.traffic.split import Split
 
 T = TypeVar("T")
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
@@ -136,9 +136,11 @@ def from_row(kind: type[T], row: sqlite3.Row) -> T:
     return value_from(kind, document)
 
 
-def request_from(row: sqlite3.Row) -> Request:
+def request_from(row: sqlite3.Row) -> OperatorRequest:
     """A row of `event` that holds an operator's request."""
-    return Request(row["seq"], OperatorCommand(row["kind"]), json.loads(row["body"])["reason"])
+    return OperatorRequest(
+        row["seq"], OperatorCommand(row["kind"]), json.loads(row["body"])["reason"]
+    )
 
 
 def served_body(served: RunningRevision) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Sequence
 
 from mlctl.bundle import interface
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.rollout.domain.scores import clearly_worse
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import Outcome, Revision, RolloutSpec
-from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.statistics.scores import clearly_worse
 from mlctl.rollout.journal.records import Deployment, Rollout
 
 _SHOWN = 5  # reasons in one message

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from pydantic import TypeAdapter
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.files import write_atomic
-from mlctl.rollout.domain.batch_traffic import HOUR_SECONDS, KEPT_HOURS, TrafficHour
+from mlctl.core.clock import Clock
+from mlctl.core.files import write_atomic
+from mlctl.rollout.domain.traffic.batch_traffic import HOUR_SECONDS, KEPT_HOURS, TrafficHour
 from mlctl.rollout.journal import paths
 
 _HOURS = TypeAdapter(tuple[TrafficHour, ...])

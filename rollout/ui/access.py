@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 HOSTS = ("127.0.0.1", "localhost")
 CSRF_HEADER = "x-csrf-token"

@@ -24,10 +24,10 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.optimize.charts.templates import FOLDER as CHARTS
-from mlctl.optimize.charts.templates import chart_environment
+from mlctl.core.charts.templates import FOLDER as CHARTS
+from mlctl.core.charts.templates import chart_environment
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client import deployments
 from mlctl.rollout.client.rendering import local_time
 from mlctl.rollout.journal import paths

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from mlctl.optimize.charts.numbers import milliseconds
-from mlctl.optimize.charts.scale import Scale, Tick, fit
-from mlctl.optimize.charts.shapes import (
+from mlctl.core.charts.numbers import milliseconds
+from mlctl.core.charts.scale import Scale, Tick, fit
+from mlctl.core.charts.shapes import (
     Area,
     Chart,
     Shape,

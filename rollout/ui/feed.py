@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.lifecycle import ensure_daemon
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal

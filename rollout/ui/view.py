@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlctl.optimize.charts.shapes import Chart
+from mlctl.core.charts.shapes import Chart
 from mlctl.rollout.client.rendering import event_line, verdict_text
 from mlctl.rollout.daemon.reporting.series import Series, SeriesPoint
-from mlctl.rollout.domain import state_machine as machine
-from mlctl.rollout.domain.batch_traffic import TrafficHour, batch_hint
-from mlctl.rollout.domain.evidence import GateEvidence
-from mlctl.rollout.domain.gate_table import GATES
+from mlctl.rollout.domain.machine import state_machine as machine
+from mlctl.rollout.domain.machine.evidence import GateEvidence
+from mlctl.rollout.domain.machine.gate_table import GATES
+from mlctl.rollout.domain.machine.state_machine import PAUSABLE, REVERSIBLE, WATCHED, RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
 from mlctl.rollout.domain.spec import Outcome, Revision, RolloutSpec, Slot
-from mlctl.rollout.domain.state_machine import PAUSABLE, REVERSIBLE, WATCHED, RolloutPhase
-from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.domain.statistics.verdict import Gate
+from mlctl.rollout.domain.traffic.batch_traffic import TrafficHour, batch_hint
 from mlctl.rollout.drivers.listener import url_of
 from mlctl.rollout.journal.records import ENDED, TICK, Deployment, JournalEvent, Rollout
 from mlctl.rollout.ui.charts import Point, latency_chart, traffic_chart

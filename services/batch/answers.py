@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.units import (
     DIGEST_COLUMN,
     FILE_COLUMN,
@@ -20,7 +20,7 @@ from mlctl.services.batch.units import (
     Piece,
     Unit,
 )
-from mlctl.services.runtime.tabular.tensors import Reasons
+from mlctl.services.tables.tensors import Reasons
 
 NUL = "has a NUL character, which the output cannot store"
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.job import BatchConfig, make_job, make_plan
 from mlctl.services.batch.local_executor import usual_threads
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.units import ScoredPiece, Source, Unit
 from mlctl.services.batch.worker import Scoring, UnitWorker
-from mlctl.services.runtime.scorable import Scorable
+from mlctl.services.layout.scorable import Scorable
 
 _MILLION = 1e6
 _HOUR = 3600.0

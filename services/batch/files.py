@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.filters import Filter
 from mlctl.services.batch.formats.base import FilePlan, InputFormat, reading_errors
 from mlctl.services.batch.formats.delimited import DelimitedFormat
@@ -27,7 +27,7 @@ from mlctl.services.batch.locations import (
     without_password,
 )
 from mlctl.services.batch.units import ColumnReading, JobPlan, Piece, Unit, with_types
-from mlctl.services.runtime.tabular.casts import can_cast, common_type
+from mlctl.services.tables.casts import can_cast, common_type
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 FORMATS: Mapping[str, type[InputFormat]] = {

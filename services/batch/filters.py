@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 _OPERATIONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = MappingProxyType(
     {

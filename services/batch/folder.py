@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.files import HIVE_NULL
 from mlctl.services.batch.formats.parts import PART_FORMATS, PartWriter
 from mlctl.services.batch.storage import STATE, BucketStorage, Storage

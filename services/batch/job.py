@@ -9,17 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.answers import quarantine_schema, require_columns, result_schema
 from mlctl.services.batch.filters import Filter
-from mlctl.services.batch.run import BatchPhase, Run, RunControl
+from mlctl.services.batch.progress import BatchPhase, Run, RunControl
 from mlctl.services.batch.scoring import ScoringPlan
 from mlctl.services.batch.units import BatchTotals, ColumnReading, Job, JobPlan, Sink, Source, Unit
 from mlctl.services.batch.worker import Scoring, is_language_model
 from mlctl.services.generate.options import AnswerOptions
-from mlctl.services.runtime.bisect import TooManyError
-from mlctl.services.runtime.scorable import Scorable, check_batched
-from mlctl.services.runtime.tabular.input_columns import column_types, find_feeds, parse_map
+from mlctl.services.layout.scorable import Scorable, check_batched
+from mlctl.services.tables.bisect import TooManyError
+from mlctl.services.tables.input_columns import column_types, find_feeds, parse_map
 
 UNIT_ROWS = 100_000
 # As one of the columns to keep: all columns of the input.

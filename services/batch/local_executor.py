@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from mlctl.services.batch.job import Executor
-from mlctl.services.batch.run import Run
+from mlctl.services.batch.progress import Run
 from mlctl.services.batch.scoring import PieceScorer
 from mlctl.services.batch.units import Marker, Unit
 from mlctl.services.batch.worker import Scoring, UnitWorker

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import install_hint
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint
 from mlctl.services.batch.transient_errors import is_transient, translate_errors
 
 COMPRESSION = {".gz": "gzip", ".zst": "zstd"}

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from mlctl.services.batch.units import Piece, UnreadableRow
-from mlctl.services.runtime.tabular.casts import Misfits, cast
-from mlctl.services.runtime.tabular.values import row_text
+from mlctl.services.tables.casts import Misfits, cast
+from mlctl.services.tables.values import row_text
 
 Convert = Callable[[pa.Field, Any], tuple[Any, Misfits]]
 

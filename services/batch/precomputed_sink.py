@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl
 import numpy as np
 import pyarrow as pa
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.units import (
     Job,
     Marker,

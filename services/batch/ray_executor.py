@@ -22,16 +22,16 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import MANIFEST_NAME
-from mlctl.bundle.paths import check_relative
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.paths import check_relative
 from mlctl.services.batch.folder import FolderSink
 from mlctl.services.batch.job import Executor
-from mlctl.services.batch.run import Run
+from mlctl.services.batch.progress import Run
 from mlctl.services.batch.units import Marker, Unit
 from mlctl.services.batch.worker import Scoring, UnitWorker
-from mlctl.services.runtime.bisect import TooManyError
-from mlctl.services.runtime.scorable import Scorable, bundles_of, verify_copies
+from mlctl.services.layout.scorable import Scorable, bundles_of, verify_copies
+from mlctl.services.tables.bisect import TooManyError
 
 # Ray reads both when it is imported: no usage statistics, and its future default without a warning.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

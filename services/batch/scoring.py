@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from mlctl.bundle.arrays import Arrays
 from mlctl.services.batch.answers import (
     NUL,
     digest_column,
@@ -22,15 +23,15 @@ from mlctl.services.batch.answers import (
 from mlctl.services.batch.filters import Filter
 from mlctl.services.batch.units import ColumnReading, Piece, ScoredPiece, Unit
 from mlctl.services.generate.options import AnswerOptions
-from mlctl.services.runtime.bisect import Arrays, Scored, score_rows
-from mlctl.services.runtime.tabular.input_columns import InputColumns
-from mlctl.services.runtime.tabular.tensors import Reasons, Tensors, to_tensors
-from mlctl.services.runtime.tabular.values import with_nul
+from mlctl.services.tables.bisect import Scored, score_rows
+from mlctl.services.tables.input_columns import InputColumns
+from mlctl.services.tables.tensors import Reasons, Tensors, to_tensors
+from mlctl.services.tables.values import with_nul
 
 if TYPE_CHECKING:
     from mlctl.services.generate.scorer import TextScorer
-    from mlctl.services.runtime.pipeline_scorer import PipelineScorer
-    from mlctl.services.runtime.scorer import Scorer
+    from mlctl.services.layout.pipeline_scorer import PipelineScorer
+    from mlctl.services.model.scorer import Scorer
 
 BatchScorer: TypeAlias = "Scorer | PipelineScorer | TextScorer"
 

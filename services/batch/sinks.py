@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.databases.base import TableRef
 from mlctl.services.batch.databases.drivers import SCHEMES, open_database
 from mlctl.services.batch.databases.sink import DatabaseSink

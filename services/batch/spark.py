@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.scoring import run_checked
-from mlctl.services.runtime.bisect import TooManyError, score_rows
-from mlctl.services.runtime.pipeline_scorer import VerifiedPipeline
-from mlctl.services.runtime.scorable import (
+from mlctl.services.layout.pipeline_scorer import VerifiedPipeline
+from mlctl.services.layout.scorable import (
     Scorable,
     check_batched,
     find_scorable,
     open_scorable,
     verify_copies,
 )
+from mlctl.services.tables.bisect import TooManyError, score_rows
 
 if TYPE_CHECKING:
-    from mlctl.services.runtime.pipeline_scorer import PipelineScorer
-    from mlctl.services.runtime.scorer import Scorer
+    from mlctl.services.layout.pipeline_scorer import PipelineScorer
+    from mlctl.services.model.scorer import Scorer
 
 # Rows in a call of the function; the scorer cuts them as it does in a job.
 _BATCH_ROWS = 8192

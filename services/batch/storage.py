@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import fsync_directory
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import fsync_directory
 from mlctl.services.batch.locations import open_system, scheme_of, without_password
 from mlctl.services.batch.transient_errors import translate_errors
 

@@ -6,8 +6,8 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import NO_SPACE
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import NO_SPACE
 
 # (package, class) of errors that are no OSError, from the packages behind fsspec's file systems.
 _TRANSIENT = frozenset(

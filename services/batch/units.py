@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.filters import Filter
 
 DIGEST_COLUMN = "mlctl_digest"

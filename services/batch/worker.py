@@ -11,14 +11,14 @@ from typing import TypeGuard
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import require_packages
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import require_packages
 from mlctl.services.batch.scoring import BatchScorer, PieceScorer, ScoringPlan
 from mlctl.services.batch.units import REASON_COLUMN, Marker, Piece, ScoredPiece, Sink, Source, Unit
-from mlctl.services.runtime.bisect import TooManyError
-from mlctl.services.runtime.scorable import Scorable, open_scorable, unit_rows
-from mlctl.services.runtime.settings import RuntimeSettings, read_environment
+from mlctl.services.layout.scorable import Scorable, open_scorable, unit_rows
+from mlctl.services.model.settings import RuntimeSettings, read_environment
+from mlctl.services.tables.bisect import TooManyError
 
 # Pieces of a unit that are read or scored ahead of the one that is written.
 _AHEAD = 2

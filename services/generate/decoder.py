@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import require_onnxruntime
-from mlctl.services.runtime.run_errors import run_error
-from mlctl.services.runtime.session import load_onnx
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import require_onnxruntime
+from mlctl.services.model.run_errors import run_error
+from mlctl.services.model.session import load_onnx
 
 _CONFIG = "genai_config.json"
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}

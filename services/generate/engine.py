@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from llguidance import LLMatcher
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.decoder import Decoder
 from mlctl.services.generate.sampling import Sampler, TokenLogprobs, TokenSampling, token_logprobs
 from mlctl.services.generate.text import ContextLengthError, StopStrings, TextCodec
-from mlctl.services.runtime.run_errors import ModelRunError
+from mlctl.services.model.run_errors import ModelRunError
 
 # Prompt tokens in one step: enough to use the processor well, and little time for a small model.
 PREFILL_TOKENS = 256

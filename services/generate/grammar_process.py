@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.generate.grammars import Grammar, compile_grammar, unusable
 
 CPU_SECONDS = 1.0

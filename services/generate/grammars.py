@@ -18,8 +18,8 @@ from typing import IO, Literal, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import Generation
+from mlctl.core.errors import ErrorCode, MlctlError
 
 GrammarKind = Literal["json_schema", "regex"]
 # States of the lexer take 1 to 2 kB each, and come while an answer is written.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import psutil
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import GENERATION_FOLDER
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.decoder import Decoder
 from mlctl.services.generate.engine import ContinuousBatch
 from mlctl.services.generate.text import TextCodec
-from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.model.settings import RuntimeSettings
 
 
 def open_engine(bundle: VerifiedBundle, settings: RuntimeSettings) -> ContinuousBatch:

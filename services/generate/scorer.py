@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.engine import GenerationRequest, complete
 from mlctl.services.generate.loading import open_engine
 from mlctl.services.generate.options import PROMPT, TEXT, AnswerOptions
 from mlctl.services.generate.sampling import TokenSampling
 from mlctl.services.generate.text import read_prompts
-from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.model.settings import RuntimeSettings
 
 
 class TextScorer:

@@ -16,8 +16,8 @@ from llguidance.numpy import (
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import Generation
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.chat_template import ChatTemplate, Messages, read_chat_template
 from mlctl.services.generate.grammars import Grammar, GrammarProcess, compile_grammar
 

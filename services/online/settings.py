@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mlctl.services.model.settings import RuntimeSettings, read_environment
 from mlctl.services.online.observability.settings import ObserveSettings
 from mlctl.services.online.security.settings import SecureSettings
 from mlctl.services.precomputed.settings import PrecomputedSettings
-from mlctl.services.runtime.settings import RuntimeSettings, read_environment
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
 

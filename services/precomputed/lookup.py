@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from mlctl.bundle.clock import Clock
+from mlctl.core.clock import Clock
 from mlctl.services.precomputed.base import GenerationReader, PrecomputedRow, StoreError
 
 _THREADS = 4

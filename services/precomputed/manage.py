@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.precomputed.base import PrecomputedStore, StoredGeneration, StoreError
 from mlctl.services.precomputed.settings import read_store_location
 from mlctl.services.precomputed.store_urls import list_names, open_store

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.precomputed.base import (
     NO_UNITS,
     JobRecord,

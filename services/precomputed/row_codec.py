@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.precomputed.base import StoreError
 from mlctl.services.protocol.wire import encode_raw
 
@@ -40,7 +40,7 @@ class RowCodec:
         self._plain = all(spec.dtype is not Datatype.BYTES for spec in self._specs)
         self._kind = np.dtype([(spec.name, *_field(spec)) for spec in self._specs if self._plain])
 
-    def encode(self, outputs: dict[str, np.ndarray]) -> list[bytes]:
+    def encode(self, outputs: Mapping[str, np.ndarray]) -> list[bytes]:
         """Return the payload of each row."""
         rows = len(outputs[self._specs[0].name])
         if not self._plain:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from mlctl.services.model.settings import read_environment
 from mlctl.services.precomputed.base import NAME_PATTERN
 from mlctl.services.precomputed.store_urls import check_location
-from mlctl.services.runtime.settings import read_environment
 
 
 class StoreSettings(BaseModel):

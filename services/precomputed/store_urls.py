@@ -6,9 +6,9 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import state_dir
-from mlctl.bundle.packages import install_hint
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import state_dir
+from mlctl.core.packages import install_hint
 from mlctl.services.precomputed.base import PrecomputedStore, check_name
 from mlctl.services.precomputed.sqlite import SqliteStore
 

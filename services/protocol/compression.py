@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from types import MappingProxyType
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.wire import invalid, shown
 
 CODINGS = ("gzip", "deflate")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.wire import invalid, shown
 
 # About 250 MB as Python objects; larger tensors should be binary data anyway.

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.json_body import Numbers
 from mlctl.services.protocol.wire import Declared, invalid, shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 # The HTTP header and gRPC metadata key that set the priority; they override the body's parameter.
 PRIORITY_HEADER = "mlctl-priority"

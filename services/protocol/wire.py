@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.priority import Priority, parse_priority
 
 MAX_ELEMENTS = 1 << 31

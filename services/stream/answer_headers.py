@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import Headers, Message, Outgoing, StreamUrl
 from mlctl.services.stream.scoring import BatchAnswers, Fault
 

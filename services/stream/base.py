@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 # Retention does not wait for a group that had no consumer for 7 days, Kafka's default.
 ABANDONED_SECONDS = 7 * 86_400

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 
-from mlctl.services.runtime.batch_costs import BatchCosts
+from mlctl.services.model.batch_costs import BatchCosts
 from mlctl.services.stream.base import Message
 
 # The limit before anything was measured, and its growth over the largest batch so far.

@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.services.runtime.bisect import TooManyError
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.answer_headers import AnswerHeaders
 from mlctl.services.stream.base import (
     Commit,
@@ -41,6 +40,7 @@ from mlctl.services.stream.scoring import (
     MessageScorer,
     OutOfMemoryError,
 )
+from mlctl.services.tables.bisect import TooManyError
 
 _T = TypeVar("_T")
 _IDLE_WAIT = 0.25

@@ -21,10 +21,10 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.tokens import TOKEN, TOKEN_FILE
-from mlctl.services.runtime.access import Access
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.tokens import TOKEN, TOKEN_FILE
+from mlctl.services.access import Access
 from mlctl.services.stream.events import CommittedBatch, StreamEvent, StreamPhase
 
 if TYPE_CHECKING:

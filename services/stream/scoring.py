@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.services.runtime.bisect import score_rows
-from mlctl.services.runtime.run_errors import is_out_of_memory
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.run_errors import is_out_of_memory
 from mlctl.services.stream.base import Decoded, Payload
+from mlctl.services.tables.bisect import score_rows
 
 _TOMBSTONE = "the message has no value: it is a tombstone, which deletes its key"
-Arrays = Mapping[str, np.ndarray]
 # Errors that pass: a message never becomes a dead letter because of them.
 TRANSIENT = frozenset(
     {
@@ -33,7 +33,7 @@ TRANSIENT = frozenset(
 
 
 class StreamScorer(Protocol):
-    """The part of mlctl.services.runtime.scorer.Scorer that streams use."""
+    """The part of mlctl.services.model.scorer.Scorer that streams use."""
 
     joinable: bool
     max_rows: int

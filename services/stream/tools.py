@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.answer_headers import ATTEMPTS, OURS
 from mlctl.services.stream.base import (
     Commit,

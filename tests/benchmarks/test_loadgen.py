@@ -27,7 +27,7 @@ from benchmarks.loadgen import (
     run_closed,
     run_open,
 )
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.loadtest.inputs import post
 from tests.support.wait import wait_until
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.home import HOME_VARIABLE
-from mlctl.registry.quiet import quiet
+from mlctl.core.home import HOME_VARIABLE
+from mlctl.core.quiet import quiet
 from mlctl.registry.tracking import TRACKING_VARIABLE, configure_tracking
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from mlctl.bento.interface import interface_of
 from mlctl.bundle.interface import PREDICT
 from mlctl.bundle.verify import VerifiedBundle
-from mlctl.services.runtime.bento_layout import BentoContents, combine_bundles
+from mlctl.services.layout.bento_layout import BentoContents, combine_bundles
 from tests.support.bundles import make_bundle
 
 

@@ -6,13 +6,13 @@ import yaml  # type: ignore[import-untyped]
 
 from mlctl.bento import packaging
 from mlctl.bento.packaging import BuiltBento, bento_tag, build_bento
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from mlctl.bundle.home import bento_home
 from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.core.home import bento_home
+from mlctl.services.layout.bento_store import find_bento
+from mlctl.services.model.requirements import RuntimeFlavor
 from mlctl.services.online.server.service_bundle import find_bundles
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.bento_store import find_bento
-from mlctl.services.runtime.requirements import RuntimeFlavor
 from tests.support.serving import launch, stop
 from tests.support.serving_fixtures import LABELS
 from tests.support.wait import PATIENCE_SECONDS
@@ -43,7 +43,7 @@ def test_build_bento__content__is_the_bundle_and_our_code(built: BuiltBento) -> 
     source = built.path / "src"
     assert verify(source / "model").digest == built.digest
     assert (source / "mlctl/services/protocol/v2.binpb").is_file()
-    assert (source / "mlctl/services/runtime/tensorrt/__init__.py").is_file()
+    assert (source / "mlctl/services/model/tensorrt/__init__.py").is_file()
     assert (source / "mlctl/services/batch/job.py").is_file()
     assert (source / "mlctl/services/stream/engine.py").is_file()
     assert {path.name for path in (source / "mlctl/cli").iterdir()} == {
@@ -68,7 +68,7 @@ def test_build_bento__same_bundle__is_reused(
 
 
 @pytest.mark.parametrize(
-    "name", ["model/model.onnx", "model.digest", "mlctl/services/runtime/scorer.py"]
+    "name", ["model/model.onnx", "model.digest", "mlctl/services/model/scorer.py"]
 )
 def test_build_bento__altered_bento__is_built_again_with_the_same_bytes(
     built: BuiltBento, shared_bundle: VerifiedBundle, name: str

@@ -2,7 +2,7 @@ import pytest
 
 from mlctl.bento import registered
 from mlctl.bento.registered import PackedModel, runtime_hint
-from mlctl.services.runtime.requirements import RuntimeFlavor
+from mlctl.services.model.requirements import RuntimeFlavor
 
 
 def test_runtime_hint__models_for_a_gpu_and_a_runtime_for_cpus__warns(

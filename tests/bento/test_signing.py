@@ -16,13 +16,13 @@ import pytest
 from mlctl.bento.containers.resolve import requirements_of
 from mlctl.bento.packaging import BuiltBento
 from mlctl.bento.signed import find_signable, verify_bento
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import EVIDENCE_NAME
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_store import BentoInfo, find_bento
+from mlctl.services.layout.signing import check_signature, sign, signature_beside, signature_in
 from mlctl.services.online.server.service_bundle import find_trusted_bundles
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.bento_store import BentoInfo, find_bento
-from mlctl.services.runtime.signing import check_signature, sign, signature_beside, signature_in
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
 

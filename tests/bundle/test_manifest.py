@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import (
     MAX_MANIFEST_BYTES,
     TRANSFORM_NAME,
-    canonical_json,
     manifest_json_schema,
     parse_manifest,
 )
 from mlctl.bundle.tensors import MissingValues
+from mlctl.core.canonical import canonical_json
+from mlctl.core.errors import ErrorCode, MlctlError
 from tests.support.manifests import ZERO_SHA, manifest_document, small_manifest
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.sampling import Sampling, is_sampled, write_sampling
+from mlctl.core.errors import MlctlError
 
 SAMPLINGS = st.builds(
     Sampling,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle, read_manifest, seal, verify
+from mlctl.core.errors import ErrorCode, MlctlError
 from tests.support.manifests import small_manifest
 
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from tests.support import tables
 from tests.support.bundles import make_bundle
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.transforms import TOKENIZER, make_text_bundle
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 

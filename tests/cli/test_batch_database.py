@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import tables
 from tests.support.bundles import make_bundle
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.slow

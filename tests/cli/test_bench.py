@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mlctl.bento.packaging import build_bento
 from mlctl.cli.main import cli
 from tests.support.bundles import make_bundle
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 

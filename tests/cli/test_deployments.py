@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.rollouts import quick_settings, revision
 from tests.support.wait import wait_until
 

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from docs.generate import commands_markdown, every_command
-from mlctl.bundle import __version__
+from mlctl import __version__
 from mlctl.cli.main import COMMANDS, SECTIONS, cli
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 from sklearn.linear_model import Ridge
 
-from mlctl.bundle.home import HOME_VARIABLE
 from mlctl.bundle.tensors import Datatype
 from mlctl.cli.main import cli
+from mlctl.core.home import HOME_VARIABLE
 from tests.support.estimators import skops_source
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows

@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.output import DEBUG_VARIABLE, CommandOutput, counted, printable, reporting
+from mlctl.core.errors import ErrorCode, MlctlError
 from tests.support.wait import wait_until
 
 

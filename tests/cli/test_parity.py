@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from mlctl.bento.packaging import build_bento
-from mlctl.bundle.home import HOME_VARIABLE
 from mlctl.cli.main import cli
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.loadtest.parity.compare import PathComparison, PathVerdict
 from mlctl.loadtest.parity.run import ParityReport
 from tests.support.bundles import make_bundle

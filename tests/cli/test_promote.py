@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.verify import VerifiedBundle
 from mlctl.cli.commands.promote import _follow, _show_events
 from mlctl.cli.main import cli
 from mlctl.cli.output import CommandOutput
+from mlctl.core.errors import MlctlError
 from mlctl.rollout.client.rendering import event_line, verdict_text
 from mlctl.rollout.client.revisions import find_revision
 from mlctl.rollout.client.traffic import broken_by
-from mlctl.rollout.domain.planner import Today, plan
+from mlctl.rollout.domain.machine.planner import Today, plan
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
-from mlctl.rollout.domain.state_machine import RolloutPhase
-from mlctl.rollout.domain.verdict import Action, Gate, Verdict
+from mlctl.rollout.domain.statistics.verdict import Action, Gate, Verdict
 from mlctl.rollout.journal import paths, records
 from mlctl.rollout.journal.journal import Journal
-from mlctl.services.runtime.bento_layout import combine_bundles
-from mlctl.services.runtime.bento_store import SERVER_VERSION
+from mlctl.services.layout.bento_layout import combine_bundles
+from mlctl.services.layout.bento_store import SERVER_VERSION
 from tests.support.bundles import make_bundle
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from mlctl.bento.provenance import full_digest
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.provenance import ProvenanceSources, chain
 from mlctl.rollout.domain.operator_commands import OperatorCommand
 from mlctl.rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
 from mlctl.rollout.journal.journal import Journal
-from mlctl.services.runtime.bento_layout import combine_bundles
-from mlctl.services.runtime.bento_store import DIGEST_LABEL, MODELS_LABEL, BentoInfo
-from tests.services.runtime.test_bento_layout import lay_out
+from mlctl.services.layout.bento_layout import combine_bundles
+from mlctl.services.layout.bento_store import DIGEST_LABEL, MODELS_LABEL, BentoInfo
+from tests.services.layout.test_bento_layout import lay_out
 from tests.support.bundles import make_bundle
 from tests.support.clock import ManualClock
 from tests.support.rollouts import revision

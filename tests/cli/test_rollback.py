@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from mlctl.cli.main import cli
 from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.domain.spec import Outcome, RolloutSpec, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.journal.records import JournalEvent, Rollout
 from tests.support.rollouts import revision
 

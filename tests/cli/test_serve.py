@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from mlctl.bento.packaging import build_bento
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ERROR_TABLE, ErrorCode
+from mlctl.core.ports import free_ports
 from tests.support.bundles import make_bundle
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.provenance import ProvenanceSources, chain, find_digest
-from mlctl.services.runtime.bento_store import DIGEST_LABEL
+from mlctl.services.layout.bento_store import DIGEST_LABEL
 from tests.support.bundles import make_bundle
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 
 NOTHING = ProvenanceSources((), (), (), ())
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import GOLDEN_NAME
 from mlctl.bundle.verify import VerifiedBundle
 from mlctl.cli.main import cli
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.revisions import find_revision
-from mlctl.services.runtime.bento_store import SERVER_VERSION
+from mlctl.services.layout.bento_store import SERVER_VERSION
 from tests.support.bundles import make_bundle
 from tests.support.keys import make_pair
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from mlctl.cli.main import cli
 from tests.support.bundles import make_bundle
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slow

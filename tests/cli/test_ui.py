@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.domain.spec import DeploymentSettings, Ports
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.rollouts import revision
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any, Never
 import pytest
 from click.testing import CliRunner
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.main import cli
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client import deployments
 from mlctl.rollout.domain.spec import DeploymentSettings
 from tests.support.rollouts import revision

@@ -15,8 +15,8 @@ import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from mlctl.bundle.errors import ErrorCode
 from mlctl.cli.main import cli
+from mlctl.core.errors import ErrorCode
 from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
 from mlctl.rollout.domain.spec import Slot
 from mlctl.rollout.drivers.kubernetes import route as routes

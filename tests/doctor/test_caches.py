@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.entries import fetch_or_build, is_whole
+from mlctl.core.entries import fetch_or_build, is_whole
 from mlctl.doctor.caches import CACHES, CacheSize, cache_sizes, prune
 from tests.support.clock import ManualClock
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.home import HOME_VARIABLE
-from mlctl.bundle.packages import installed_version
-from mlctl.bundle.ports import free_ports
+from mlctl.core.home import HOME_VARIABLE
+from mlctl.core.packages import installed_version
+from mlctl.core.ports import free_ports
 from mlctl.doctor import checks
 from mlctl.doctor.checks import (
     Finding,
@@ -21,10 +21,10 @@ from mlctl.doctor.checks import (
     check_tensorrt,
     run_checks,
 )
+from mlctl.services.model.tensorrt import machine as tensorrt
+from mlctl.services.model.tensorrt.machine import Gpu
 from mlctl.services.precomputed.base import PrecomputedRow
 from mlctl.services.precomputed.store_urls import open_store
-from mlctl.services.runtime.tensorrt import machine as tensorrt
-from mlctl.services.runtime.tensorrt.machine import Gpu
 
 GPU = Gpu("NVIDIA L4", "8.9", "580.65.06")
 

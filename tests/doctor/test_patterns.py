@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.cli.main import cli
+from mlctl.core.errors import MlctlError
 from mlctl.doctor.patterns import (
     Consumer,
     Pattern,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from mlctl.bundle.home import HOME_VARIABLE, state_dir
 from mlctl.bundle.verify import verify
+from mlctl.core.home import HOME_VARIABLE, state_dir
 from mlctl.examples.audio.__main__ import main, record
 from mlctl.examples.audio.transform.transform import MAX_SECONDS, RATE, decode
 from mlctl.registry.tracking import TRACKING_VARIABLE

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from mlctl.bundle.home import HOME_VARIABLE, state_dir
 from mlctl.bundle.verify import verify
+from mlctl.core.home import HOME_VARIABLE, state_dir
 from mlctl.examples.images.__main__ import draw, main
 from mlctl.examples.images.transform.transform import LABELS
 from mlctl.registry.tracking import TRACKING_VARIABLE

@@ -14,19 +14,19 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.home import HOME_VARIABLE, state_dir
 from mlctl.bundle.verify import VerifiedBundle, verify
 from mlctl.cli.main import cli
+from mlctl.core.home import HOME_VARIABLE, state_dir
 from mlctl.examples.churn import __main__ as churn
 from mlctl.examples.ranking import __main__ as ranking
 from mlctl.examples.recommendations import __main__ as recommendations
 from mlctl.examples.reviews import __main__ as reviews
 from mlctl.registry.tracking import TRACKING_VARIABLE
+from mlctl.services.online.batching.streaming import Answer
 from mlctl.services.online.models.served_model import ServedModel
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.protocol.codec import V2Codec
 from mlctl.services.protocol.priority import Priority
-from mlctl.services.runtime.streaming import Answer
 from tests.support.predict import post_all
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.main import cli
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.examples.skeleton.create import TEMPLATES, create_project
 from mlctl.rollout.client.spec_file import read_spec
 from mlctl.rollout.domain.spec import RolloutSpec

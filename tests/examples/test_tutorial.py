@@ -12,7 +12,7 @@ import pytest
 
 from docs.run import run_page
 from mlctl.examples.skeleton.create import create_project
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 

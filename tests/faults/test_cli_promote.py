@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from mlctl.bento.packaging import build_bento
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from tests.support.bundles import make_bundle
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow

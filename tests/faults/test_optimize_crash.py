@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.events import Stage
 from tests.faults.test_optimize_kill import PROJECT, prepare
 from tests.support.wait import PATIENCE_SECONDS, wait_until
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 _CRASHES = """
 import json, os, signal, sys
 from pathlib import Path
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.optimize.supervision import run_in_child, this_process
 
 stage, recipe, number = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])

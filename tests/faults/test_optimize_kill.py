@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.events import Stage, StepEvent, StepStatus
 from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.pipeline import optimize

@@ -11,7 +11,7 @@ import pytest
 from mlctl.bundle.verify import verify
 from mlctl.services.batch.job import BatchConfig
 from mlctl.services.batch.precomputed_sink import PrecomputedSink
-from mlctl.services.batch.run import BatchEvent, RunControl
+from mlctl.services.batch.progress import BatchEvent, RunControl
 from mlctl.services.precomputed.store_urls import open_store
 from tests.support import tables
 from tests.support.bundles import make_bundle

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mlctl.bundle.ports import free_ports
 from mlctl.cli.main import cli
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import Outcome, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase
-from mlctl.rollout.domain.verdict import HoldReason
+from mlctl.rollout.domain.statistics.verdict import HoldReason
 from tests.support.rollouts import (
     Load,
     kill_daemon,

@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
 from mlctl.rollout.domain.spec import Outcome
-from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.domain.statistics.verdict import Gate
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 from tests.support.wait import wait_until
 

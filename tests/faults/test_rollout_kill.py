@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import Outcome, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase
-from mlctl.rollout.domain.verdict import HoldReason
+from mlctl.rollout.domain.statistics.verdict import HoldReason
 from mlctl.rollout.drivers.local import processes
 from mlctl.rollout.journal import paths
 from tests.support.rollouts import (

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from mlctl.rollout.daemon.context import DaemonContext
 from mlctl.rollout.daemon.controller import Controller
-from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
 from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.journal.journal import Journal
 from tests.support.disk_world import EDGES, DiskWorld, Fragile, Points
 from tests.support.forked import run_apart, run_forked
@@ -111,7 +111,7 @@ class Machine:
             active = opened.active("shop")
             if active is None:
                 return 0
-            around = World(
+            around = DaemonContext(
                 "shop",
                 epoch,
                 journal,  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from pyarrow import parquet
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from tests.support.fault_clients import (
     TEXT,
     TOTAL,

@@ -16,9 +16,9 @@ import httpx
 import psutil
 import pytest
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
 from mlctl.bundle.verify import VerifiedBundle, seal
-from mlctl.services.runtime.golden import load_golden, save_golden
+from mlctl.core.errors import ERROR_TABLE, ErrorCode
+from mlctl.services.model.golden import load_golden, save_golden
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server, launch, running, stop
 from tests.support.wait import PATIENCE_SECONDS, wait_until
@@ -41,7 +41,7 @@ def project(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "bentofile.yaml", folder)
     (folder / "mlctl").mkdir()
     shutil.copy(ROOT / "mlctl/__init__.py", folder / "mlctl")
-    for package in ("bundle", "services"):
+    for package in ("bundle", "core", "services"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, folder / package, ignore=ignored)
     return folder
@@ -92,7 +92,7 @@ def test_start__golden_answers_differ__ends_the_whole_server(
 def test_start__load_crashes__ends_the_whole_server_with_the_signal(
     project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
 ) -> None:
-    session = project / "services/runtime/session.py"
+    session = project / "services/model/session.py"
     opening = "    inner = load_onnx(model, chain, threads)\n"
     crash = "    os.kill(os.getpid(), 11)  # as native code does\n"
     assert opening in session.read_text()

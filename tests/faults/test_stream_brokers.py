@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from mlctl.services.stream.base import ConnectionRequest, LostPartitionsError, StreamUrl
 from mlctl.services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server

@@ -13,7 +13,7 @@ from mlctl.services.stream.base import ConnectionRequest, Outgoing, StreamUrl
 from mlctl.services.stream.batching import BatchGoals
 from mlctl.services.stream.engine import RunSettings
 from mlctl.services.stream.payloads import PayloadRequest
-from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.start import StreamConfig, run_stream
 from mlctl.services.stream.transports import sqlite, table
 from tests.services.stream.contract import read, send
 from tests.support.batch_kill import Killer

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import KafkaException
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import Commit, ConnectionRequest, Guarantee, Outgoing, StreamUrl
 from mlctl.services.stream.transports.kafka import TransactionalConnection, transport
 from tests.services.stream.contract import answered, numbered, send, take

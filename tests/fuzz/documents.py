@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import parse_manifest
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.grpc.codec import GrpcCodec
 from mlctl.services.protocol.codec import V2Codec
 from mlctl.services.protocol.messages import methods

@@ -19,10 +19,10 @@ from onnx import TensorProto, helper
 
 from mlctl.bento.transfer import oci
 from mlctl.bento.transfer.archive import Listing
-from mlctl.bundle.errors import ErrorCode
 from mlctl.bundle.manifest import FileEntry
-from mlctl.services.runtime.golden import load_golden, save_golden
-from mlctl.services.runtime.onnx_graph import read_graph
+from mlctl.core.errors import ErrorCode
+from mlctl.services.model.golden import load_golden, save_golden
+from mlctl.services.model.onnx_graph import read_graph
 from tests.fuzz.target import Feed, FindingError, Target
 from tests.support.manifests import ZERO_SHA
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).with_name("corpus")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.target import Feed, FindingError, Target, examine
 from tests.fuzz.targets import TARGETS

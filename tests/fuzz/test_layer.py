@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlctl.bento.transfer import oci
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from tests.fuzz.files import _LISTING
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import ErrorCode
+from mlctl.core.errors import ErrorCode
 from mlctl.services.online.grpc.typed.codec import TypedCodec
 from mlctl.services.online.grpc.typed.descriptors import make_messages
 from mlctl.services.online.grpc.typed.layout import lay_out

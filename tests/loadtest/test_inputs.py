@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.inputs import given_rows, grpc_request, http_request, random_rows
+from mlctl.services.model.golden import save_golden
 from mlctl.services.online.grpc.codec import GrpcCodec
 from mlctl.services.protocol.codec import V2Codec
 from mlctl.services.protocol.json_data import BINARY_ONLY
 from mlctl.services.protocol.messages import methods
-from mlctl.services.runtime.golden import save_golden
 
 
 def signature(dtype: Datatype = Datatype.FP32, *shape: int) -> Signature:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.naming import folder_of, resolve_model, split_target
-from mlctl.services.runtime.bento_layout import combine_bundles
+from mlctl.services.layout.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
 
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from mlctl.bento.packaging import BuiltBento
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from mlctl.loadtest.figures import Figures
 from mlctl.loadtest.runs import LoadProfile, MeasuredServer, Protocols, RequestShape, bench
 from mlctl.loadtest.server import cpu_seconds

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from mlctl.bento.packaging import BuiltBento
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest import tuning
 from mlctl.loadtest.figures import LatencyRecord, summarize
 from mlctl.loadtest.runs import LoadProfile, Protocols, RequestShape
 from mlctl.loadtest.server import serving
 from mlctl.loadtest.tuning import Settings, Tuned, TuningTrial, divisions, judge, search
-from mlctl.services.runtime.bento_store import BentoInfo, find_bento
+from mlctl.services.layout.bento_store import BentoInfo, find_bento
 
 LOAD = LoadProfile(0.3, clients=(1, 4))
 FIRST = {"MLCTL_WORKERS": 1, "MLCTL_THREADS": 1}

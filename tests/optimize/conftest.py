@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from mlctl.bundle.files import exclusive
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.files import exclusive
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.support.memory_catalog import MemoryCatalog

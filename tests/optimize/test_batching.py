@@ -12,9 +12,9 @@ import onnx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.batching import DEFAULT, BatchingOptions, read_batching_options
 from mlctl.optimize.pipeline import optimize
 from mlctl.optimize.prepare import OptimizeOptions

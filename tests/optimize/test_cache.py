@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.entries import LIST_NAME, Key
-from mlctl.bundle.home import state_dir
+from mlctl.core.entries import LIST_NAME, Key
+from mlctl.core.home import state_dir
 from mlctl.optimize.cache import fetch_or_build, is_cached
 
 KEY: Key = {"kind": "test", "version": 1}

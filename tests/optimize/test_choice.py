@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.choice import MEGABYTE, choose
 from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.metrics.parity import Parity

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import RowLimits, Rows, Tensors, load_data, read_rows
 from mlctl.optimize.data.rows import choose_rows
 from mlctl.optimize.metrics.scores import METRICS, LabelKind, require_labels

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import RowLimits, Tensors, load_data, read_rows
 from tests.support.eval_rows import Batches, signature
 

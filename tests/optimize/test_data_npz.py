@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import RowLimits, load_data, read_rows
 from mlctl.optimize.data.npz import NpzSource
 from tests.support.eval_rows import Batches, signature

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import RowLimits, load_data, read_rows
 from mlctl.optimize.data.parquet import ParquetRows
 from tests.support.eval_rows import TOKENS, Batches, flat_lists, save_parquet, signature

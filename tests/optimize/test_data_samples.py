@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.sampling import Sampling as Recorded
 from mlctl.bundle.tensors import Signature
+from mlctl.core.errors import MlctlError
 from mlctl.optimize.data import RowLimits, load_data, read_rows
 from mlctl.services.online.observability.calls import RecordedPayload
 from mlctl.services.online.observability.segments import SegmentWriter

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize import device
 from mlctl.optimize.device import RunDevice, find_device
 from mlctl.optimize.recipes.base import Target
-from mlctl.services.runtime.tensorrt.machine import Gpu
+from mlctl.services.model.tensorrt.machine import Gpu
 
 GRAPH = Path("model.onnx")
 GPU = "NVIDIA H200 (compute 9.0)"

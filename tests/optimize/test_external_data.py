@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from mlctl.bundle.files import sha256_file
+from mlctl.core.files import sha256_file
 from mlctl.optimize.goals import Goals
 from mlctl.optimize.recipes import base
 from mlctl.optimize.recipes.base import DATA_NAME, Details, Recipe, save_graph

@@ -15,10 +15,10 @@ import torch
 import transformers
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
 from mlctl.bundle.manifest import GENERATION_FOLDER, GOLDEN_NAME
 from mlctl.bundle.verify import verify
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.choice import Judged
 from mlctl.optimize.evidence import REPORT_NAME
 from mlctl.optimize.generation.answers import Answers, compare_answers
@@ -34,9 +34,9 @@ from mlctl.optimize.recipes.discovery import select
 from mlctl.optimize.recipes.generation import build_engine_folder
 from mlctl.registry.hugging_face import SIGNATURE
 from mlctl.services.generate.chat_template import ChatTemplate
+from mlctl.services.model.golden import load_golden
 from mlctl.services.online.models.generator import ServedGenerator
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.golden import load_golden
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.tiny_llm import (
     ANSWERS,

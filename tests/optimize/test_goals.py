@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.goals import Goals, accuracy_faults, require_labels_for
 from mlctl.optimize.metrics.parity import compare
 from mlctl.optimize.metrics.scores import compare_metric, load_metric

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.pipeline import optimize
 from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.recipes.discovery import select
@@ -21,7 +21,7 @@ from mlctl.registry.hugging_face import read_folder
 from mlctl.services.generate.engine import GenerationRequest, complete
 from mlctl.services.generate.loading import open_engine
 from mlctl.services.generate.sampling import TokenSampling
-from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.model.settings import RuntimeSettings
 from tests.support.int4_checkpoint import save_int4_checkpoint
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.tiny_llm import ANSWERS, tiny_llm_source, write_texts

@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from mlctl.bundle.clock import SystemClock
 from mlctl.bundle.manifest import Batching
+from mlctl.core.clock import SystemClock
 from mlctl.optimize import judge
 from mlctl.optimize.batching import DEFAULT, BatchingOptions
 from mlctl.optimize.data import Rows
@@ -24,8 +24,8 @@ from mlctl.optimize.metrics.scores import load_metric
 from mlctl.optimize.recipes.base import Details, Target
 from mlctl.optimize.recipes.quantize.methods import dynamic_methods
 from mlctl.optimize.variant import Measured, Variant
-from mlctl.services.runtime.run_errors import RunError
-from mlctl.services.runtime.session import Session, open_session
+from mlctl.services.model.run_errors import RunError
+from mlctl.services.model.session import Session, open_session
 from tests.optimize.recipes.quantize.nets import product_net, save_net, token_rows
 from tests.support.sessions import FunctionSession
 

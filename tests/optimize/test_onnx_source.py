@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.verify import verify
+from mlctl.core.errors import MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.pipeline import OptimizeResult, optimize
 from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.recipes.fp32 import Fp32
-from mlctl.services.runtime.scorer import Scorer
-from mlctl.services.runtime.session import open_session
-from mlctl.services.runtime.settings import RuntimeSettings
-from mlctl.services.runtime.warmup import check_golden
+from mlctl.services.model.scorer import Scorer
+from mlctl.services.model.session import open_session
+from mlctl.services.model.settings import RuntimeSettings
+from mlctl.services.model.warmup import check_golden
 from tests.support.bundles import expected
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
@@ -147,7 +147,7 @@ def test_onnx_source__another_signature__is_rejected(
 def test_onnx_source__golden_answers__are_those_of_the_formula(
     onnx_catalog: MemoryCatalog, data: Path
 ) -> None:
-    from mlctl.services.runtime.golden import load_golden
+    from mlctl.services.model.golden import load_golden
 
     inputs, outputs = load_golden(run(onnx_catalog, data).bundle.path("golden.npz"))
     np.testing.assert_allclose(outputs["y"], expected(inputs["x"]), rtol=1e-5, atol=1e-5)

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import sha256_file
 from mlctl.bundle.verify import verify
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import sha256_file
 from mlctl.optimize.events import Stage, StepEvent, StepStatus
 from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.pipeline import NothingPassedError, OptimizeResult, optimize
@@ -19,8 +19,8 @@ from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from mlctl.optimize.recipes.discovery import select
 from mlctl.registry.mlflow_catalog import MlflowCatalog
-from mlctl.services.runtime.golden import load_golden
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.golden import load_golden
+from mlctl.services.model.session import open_session
 from tests.optimize.conftest import ROWS, images, vectors
 from tests.support.sources import save_rows
 from tests.support.torch_models import CLASSES

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import RowLimits
 from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.pipeline import optimize

@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from mlctl.optimize.charts.scale import fit
-from mlctl.optimize.charts.shapes import Area
+from mlctl.core.charts.scale import fit
+from mlctl.core.charts.shapes import Area
 from mlctl.optimize.evidence import OptimizeReport, report_document
 from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.metrics.parity import Parity

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.pipeline import NothingPassedError, OptimizeResult, optimize
 from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.recipes.discovery import select
 from mlctl.registry.mlflow_catalog import MlflowCatalog
+from mlctl.services.model.scorer import Scorer
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.scorer import Scorer
 from tests.optimize.conftest import images
 from tests.support.sources import save_rows
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.clock import SystemClock
+from mlctl.core.clock import SystemClock
 from mlctl.optimize.choice import VariantVerdict
 from mlctl.optimize.data import Rows, Tensors
 from mlctl.optimize.events import Stage, StepEvent, StepStatus

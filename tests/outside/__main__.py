@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.outside.judge import Outcome, Verdict
 from tests.outside.results import RESULTS, Key, differences, key_of, read_results, write_results

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import quiet
 from mlctl.optimize.pipeline import optimize
 from mlctl.optimize.recipes.fp32 import Fp32
 from mlctl.registry.catalog import PublishedModel, PublishReport, SourceModel
 from mlctl.registry.mlflow_catalog import MlflowCatalog
-from mlctl.registry.quiet import quiet
 from mlctl.registry.tracking import configure_tracking
 from tests.outside.case import Arrays, Case, Row, Source
 from tests.outside.paths import Answer, Broken, Rejected, every_path

@@ -18,14 +18,14 @@ import pyarrow as pa
 from prometheus_client import CollectorRegistry
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode
 from mlctl.loadtest.inputs import infer_body
 from mlctl.loadtest.parity.batch_path import from_column
 from mlctl.services.batch.job import BatchConfig, run_job
 from mlctl.services.batch.local_executor import local_executor
-from mlctl.services.batch.run import ErrorLimit, RunControl
+from mlctl.services.batch.progress import ErrorLimit, RunControl
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source
 from mlctl.services.batch.units import REASON_COLUMN
@@ -42,7 +42,7 @@ from mlctl.services.stream.base import ConnectionRequest, Outgoing, StreamUrl
 from mlctl.services.stream.batching import BatchGoals
 from mlctl.services.stream.engine import RunSettings
 from mlctl.services.stream.payloads import PayloadRequest
-from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.start import StreamConfig, run_stream
 from mlctl.services.stream.transports import transport_of
 from tests.outside.case import Arrays, Row
 from tests.support.listening import listening

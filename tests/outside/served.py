@@ -13,16 +13,16 @@ from pathlib import Path
 
 import httpx
 
-from mlctl.bundle.ports import free_ports
 from mlctl.bundle.verify import VerifiedBundle, verify
-from mlctl.registry.quiet import quiet
+from mlctl.core.ports import free_ports
+from mlctl.core.quiet import quiet
 from mlctl.registry.tracking import configure_tracking
 from mlctl.services.online.http.declaration import ROUTE
 from tests.outside.case import Case, Row, Source
 from tests.outside.judge import Outcome, Verdict, compare
 from tests.outside.paths import Answer, ask
 from tests.outside.results import Key, key_of
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.wait import wait_until
 
 _BENTO = "zoo"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.outside.case import Arrays, Case, Source
 from tests.outside.judge import Outcome, Verdict, judge_answer, rejection

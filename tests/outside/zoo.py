@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest.mock import patch
 
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.outside.boosters import booster_cases
 from tests.outside.case import Case

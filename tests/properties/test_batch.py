@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.sources import open_source
-from mlctl.services.runtime.bisect import Arrays, TooManyError, score_rows
-from mlctl.services.runtime.run_errors import ModelRunError
+from mlctl.services.model.run_errors import ModelRunError
+from mlctl.services.tables.bisect import TooManyError, score_rows
 
 
 @given(rows=st.integers(1, 300), data=st.data())

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import parse_manifest
-from mlctl.bundle.paths import resolve_inside
 from mlctl.bundle.verify import seal, verify
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.paths import resolve_inside
 from tests.support.manifests import small_manifest
 
 

@@ -8,13 +8,18 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlctl.rollout.domain import e_values, gates
-from mlctl.rollout.domain import state_machine as machine
-from mlctl.rollout.domain.counts import Counts, Totals, Window
-from mlctl.rollout.domain.evidence import GateEvidence, fold
+from mlctl.rollout.domain.machine import gates
+from mlctl.rollout.domain.machine import state_machine as machine
+from mlctl.rollout.domain.machine.evidence import GateEvidence, fold
+from mlctl.rollout.domain.machine.state_machine import (
+    RolloutPhase,
+    RolloutProgress,
+    TickObservation,
+)
 from mlctl.rollout.domain.spec import Outcome, RolloutSpec
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress, TickObservation
-from mlctl.rollout.domain.verdict import Action
+from mlctl.rollout.domain.statistics import e_values
+from mlctl.rollout.domain.statistics.verdict import Action
+from mlctl.rollout.domain.traffic.counts import Counts, Totals, Window
 
 SPEC = RolloutSpec(
     steps=(10, 50, 100),

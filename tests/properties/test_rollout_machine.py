@@ -11,10 +11,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, ProcessState
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.ports import DataPlaneRejected, ProcessState
 from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     OnInconclusive,
@@ -23,7 +24,6 @@ from mlctl.rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, MemoryLauncher, memory_world

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.batch_costs import BatchCosts
 from mlctl.services.online.batching.scheduler import (
     MAX_CONSECUTIVE_HIGH,
     BatchScheduler,
@@ -19,7 +20,6 @@ from mlctl.services.online.batching.scheduler import (
     QueueFullError,
     Ticket,
 )
-from mlctl.services.runtime.batch_costs import BatchCosts
 
 MAX_ROWS, MAX_QUEUE = 8, 20
 SECONDS = st.integers(0, 24).map(lambda eighths: eighths / 8)  # sums of these are exact

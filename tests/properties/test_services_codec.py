@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.grpc.codec import GrpcCodec
 from mlctl.services.protocol.codec import V2Codec
 from mlctl.services.protocol.json_data import BINARY_ONLY

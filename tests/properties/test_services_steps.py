@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Limits, QueueFullError
 from mlctl.services.online.batching.scheduler import Ticket
 from mlctl.services.online.batching.step_scheduler import StepScheduler

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlctl.rollout.domain.join import AnswerSide, Joiner, Key, Recorded
+from mlctl.rollout.domain.shadow.join import AnswerSide, Joiner, Key, Recorded
 
 ARRIVALS = st.lists(st.tuples(st.sampled_from(list(AnswerSide)), st.integers(0, 8)), max_size=60)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.tracking import TRACKING_VARIABLE
 from tests.support.torch_models import Branching, Cnn, log_torch

@@ -8,10 +8,10 @@ import pytest
 
 from mlctl.bento.transfer.archive import list_files
 from mlctl.bento.transfer.push import Destination, TransferTarget, pull, push
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.registry.catalog import PublishReport
 from mlctl.registry.mlflow_catalog import MlflowCatalog
-from mlctl.services.runtime.bento_store import find_bento
+from mlctl.services.layout.bento_store import find_bento
 from tests.support.bundles import make_bundle
 from tests.support.small_bento import small_bento
 

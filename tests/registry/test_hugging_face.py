@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.registry.catalog import PublishReport
 from mlctl.registry.hugging_face import SIGNATURE, read_folder, tokenizer_folder
 from mlctl.registry.mlflow_catalog import MlflowCatalog
@@ -135,7 +135,7 @@ def test_resolve__a_pipeline_that_mlflow_logged__is_a_language_model(
     import mlflow
     import transformers
 
-    from mlctl.registry.quiet import quiet
+    from mlctl.core.quiet import quiet
     from mlctl.registry.tracking import configure_tracking
 
     configure_tracking()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.registry.catalog import Catalog, PublishReport
 from tests.support.bundles import make_bundle
 from tests.support.memory_catalog import MemoryCatalog

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import exclusive
-from mlctl.bundle.home import state_dir
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import exclusive
+from mlctl.core.home import state_dir
 from mlctl.registry.catalog import ModelFormat, PublishedModel, PublishReport, artifacts_sha256
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.publish import PUBLISHER_TAG

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.registry.catalog import ModelFormat
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.mlmodel import read_mlmodel

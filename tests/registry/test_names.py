@@ -2,16 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.registry.names import (
-    ModelRef,
-    bundle_name,
-    near_names,
-    optimized_name,
-    parse_ref,
-    printable,
-    suggestion,
-)
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.text import near_names, printable, suggestion
+from mlctl.registry.names import ModelRef, bundle_name, optimized_name, parse_ref
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.registry.catalog import ModelFormat
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.onnx_import import OnnxImport, read_import

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.runs import EXPERIMENT, MetricSample, MlflowRuns
 from mlctl.registry.tracking import TRACKING_VARIABLE

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.tracking import (
     PICKLE_VARIABLE,

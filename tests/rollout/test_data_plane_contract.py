@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mlctl.rollout.domain.counts import LATENCY_EDGES_MS, Reading, difference
-from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.interfaces import TrafficSplit
 from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.traffic.counts import LATENCY_EDGES_MS, Reading, difference
 from mlctl.rollout.drivers.headers import CLIENT_HEADER, TESTER_COOKIE, TESTER_HEADER, TESTER_VALUE
 from tests.support.planes import Stage, TrafficClients, broken_connections, stage
 from tests.support.wait import wait_until

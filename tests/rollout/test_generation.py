@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from mlctl.bento.packaging import build_bento
-from mlctl.bundle.ports import free_ports
 from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
 from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Revision, RolloutSpec
 from tests.support.rollouts import story

@@ -13,8 +13,8 @@ import grpc
 import httpx
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
 from mlctl.rollout.client import scaling as resizing
 from mlctl.rollout.client.lifecycle import ensure_daemon

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.examples.digits.story import replaced_environment
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 
 
 @dataclass(frozen=True, slots=True)

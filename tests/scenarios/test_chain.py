@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mlctl.bundle.ports import free_ports
 from mlctl.bundle.verify import verify
+from mlctl.core.ports import free_ports
 from mlctl.examples.digits.data import load_split
 from tests.scenarios.conftest import Shop
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mlctl.bento.packaging import BuiltBento
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.wait import wait_until
 from tests.test_architecture import ROOT
 

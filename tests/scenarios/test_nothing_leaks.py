@@ -21,8 +21,9 @@ import pytest
 from google.rpc.status_pb2 import Status
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.services.access import unauthenticated
 from mlctl.services.online.batching.scheduler import QueueFullError, deadline_exceeded
 from mlctl.services.online.grpc.server import GrpcServer
 from mlctl.services.online.http.app import V2App
@@ -33,7 +34,6 @@ from mlctl.services.online.security.public import CALLERS
 from mlctl.services.online.server.seam import build_service
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.protocol.messages import SERVICE, methods
-from mlctl.services.runtime.access import unauthenticated
 from tests.support.bundles import make_bundle
 from tests.support.listening import listening
 from tests.support.models import replace_infer

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from mlctl import Client
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from tests.scenarios.conftest import train_digits
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.test_architecture import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]

@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.examples.digits.data import load_split
 from mlctl.examples.digits.traffic import LoadThread, TrafficWindow, request_body
-from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.predictions import PredictionStore
 from mlctl.services.protocol.messages import methods
 from tests.scenarios.conftest import train_digits
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.wait import wait_until
 
 pytestmark = [

@@ -18,8 +18,8 @@ from tritonclient.utils import InferenceServerException
 from mlctl.bento.packaging import BuiltBento
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.services.model.session import open_session
 from mlctl.services.protocol.messages import SERVICE, methods
-from mlctl.services.runtime.session import open_session
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.slow

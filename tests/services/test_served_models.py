@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from mlctl.bento.packaging import BuiltBento, build_bento
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.manifest import TRANSFORM_NAME
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.parity.online_paths import open_online
-from mlctl.loadtest.parity.paths import Arrays
 from mlctl.loadtest.target import Address
 from mlctl.rollout.client.provenance import ProvenanceSources, chain
 from mlctl.rollout.client.revisions import find_revision
-from mlctl.services.runtime.bento_layout import combine_bundles, read_contents
-from mlctl.services.runtime.bento_store import find_bento
-from mlctl.services.runtime.scorable import find_scorable
+from mlctl.services.layout.bento_layout import combine_bundles, read_contents
+from mlctl.services.layout.bento_store import find_bento
+from mlctl.services.layout.scorable import find_scorable
 from tests.support.bundles import expected, make_bundle
 from tests.support.serving import Server, launch, running
 from tests.support.transforms import make_text_bundle

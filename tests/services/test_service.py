@@ -16,9 +16,11 @@ import uvicorn
 import uvicorn.config
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
+from mlctl.services.layout.bento_layout import digest_file
+from mlctl.services.model.scorer import Scorer
 from mlctl.services.online.grpc.http2.frames import ACK, HEADERS, PING, frame
 from mlctl.services.online.grpc.http2.head import OK_TRAILERS
 from mlctl.services.online.grpc.http2.hpack import encode
@@ -28,8 +30,6 @@ from mlctl.services.online.models.served_model import ServedModel
 from mlctl.services.online.server.service_bundle import find_bundles
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.protocol.messages import SERVICE, methods
-from mlctl.services.runtime.bento_layout import digest_file
-from mlctl.services.runtime.scorer import Scorer
 from tests.services.online.grpc.http2.conftest import Raw, framed, head
 from tests.support.wait import PATIENCE_SECONDS
 

@@ -21,7 +21,7 @@ _PRELOADED = [
     "pyarrow.parquet",
     "s3fs",
     "onnxruntime",
-    "mlctl.services.runtime.scorer",
+    "mlctl.services.model.scorer",
     "mlctl.services.batch.job",
     "mlctl.services.batch.sinks",
     "mlctl.services.batch.sources",

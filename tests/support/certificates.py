@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trustme
 
-from mlctl.bundle.tls import TlsFiles
+from mlctl.core.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)

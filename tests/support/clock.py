@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """All clocks of `mlctl.bundle.clock.Clock`; they move only by `advance`."""
+    """All clocks of `mlctl.core.clock.Clock`; they move only by `advance`."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlctl.rollout.domain.counts import Totals
-from mlctl.rollout.domain.ports import ProcessState
+from mlctl.rollout.domain.interfaces import ProcessState
 from mlctl.rollout.domain.spec import Endpoint, Slot
+from mlctl.rollout.domain.traffic.counts import Totals
 from mlctl.rollout.journal.journal import Journal
 from tests.support.memory import MemoryDataPlane, MemoryLauncher
 

@@ -22,16 +22,16 @@ from urllib.parse import parse_qsl
 import grpc
 import uvicorn
 
+from mlctl.services.access import RateLimitError
 from mlctl.services.online.batching.admission import Inflight
 from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
 from mlctl.services.online.grpc.http2.connection import Connection, Times
 from mlctl.services.online.grpc.http2.head import OK_TRAILERS, CallHead
 from mlctl.services.online.grpc.http2.hpack import literal
-from mlctl.services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
+from mlctl.services.online.grpc.http2.http2_call import Http2Call, OpenInferStream
 from mlctl.services.online.grpc.http2.messages import frame
 from mlctl.services.online.grpc.http2.outbox import Parking
 from mlctl.services.online.http.responses import error_response
-from mlctl.services.runtime.access import RateLimitError
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -237,7 +237,7 @@ class FakeHttp2:
 
     def _open(
         self, connection: Connection, stream: int, head: CallHead, data: bytes | None
-    ) -> GrpcCall | InferStream | None:
+    ) -> GrpcCall | Http2Call | None:
         call: GrpcCall | FakeStream
         if head.is_grpc:
             call = GrpcCall(

@@ -13,9 +13,9 @@ import httpx
 import psutil
 
 from mlctl.bundle.verify import VerifiedBundle
+from tests.support.command_line import Mlctl
 from tests.support.fault_clients import MODEL, answered_by, send_http
 from tests.support.faulty_os import FaultyOs, make_faulty_os
-from tests.support.mlctl import Mlctl
 from tests.support.serving import Server, launch, running
 from tests.support.transforms import TOKENIZER, make_text_bundle
 from tests.support.wait import PATIENCE_SECONDS

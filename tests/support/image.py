@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mlctl.bento.containers.container import CONTAINERFILE
 from mlctl.bento.containers.containerfile import USER
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 _ENV = re.compile(r'^ENV ([A-Z_]+)="?(.*?)"?$', re.MULTILINE)

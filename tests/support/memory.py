@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mlctl.bundle.clock import Clock
+from mlctl.core.clock import Clock
+from mlctl.rollout.daemon.context import DaemonContext
 from mlctl.rollout.daemon.recording import Recording
-from mlctl.rollout.daemon.world import World
-from mlctl.rollout.domain.counts import AnswerTimes, Reading, Totals
-from mlctl.rollout.domain.ports import (
+from mlctl.rollout.domain.interfaces import (
     DataPlaneRejected,
     ProcessState,
     RunningRevision,
@@ -17,6 +16,7 @@ from mlctl.rollout.domain.ports import (
 )
 from mlctl.rollout.domain.process_ref import ProcessRef
 from mlctl.rollout.domain.spec import Endpoint, Revision, Slot, replica_role
+from mlctl.rollout.domain.traffic.counts import AnswerTimes, Reading, Totals
 from mlctl.rollout.journal.journal import Journal
 
 
@@ -118,9 +118,9 @@ def memory_world(
     clock: Clock,
     launcher: MemoryLauncher | None = None,
     recording: Recording | None = None,
-) -> World:
+) -> DaemonContext:
     """Return what a new daemon of the deployment `shop` acts on."""
-    return World(
+    return DaemonContext(
         "shop",
         journal.take_over("shop"),
         journal,

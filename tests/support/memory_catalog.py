@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle, verify
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.text import suggestion
 from mlctl.registry.catalog import CHAMPION, PublishedModel, PublishReport, SourceModel
-from mlctl.registry.names import ModelRef, optimized_name, parse_ref, suggestion
+from mlctl.registry.names import ModelRef, optimized_name, parse_ref
 
 
 class MemoryCatalog:

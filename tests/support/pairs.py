@@ -21,8 +21,8 @@ from mlctl.bundle.manifest import (
 )
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle, seal
-from mlctl.services.runtime.bento_layout import BentoContents, combine_bundles
-from mlctl.services.runtime.golden import save_golden
+from mlctl.services.layout.bento_layout import BentoContents, combine_bundles
+from mlctl.services.model.golden import save_golden
 from tests.support.bundles import OPSET, make_bundle
 
 Arrays = dict[str, np.ndarray]

@@ -20,8 +20,13 @@ from typing import Self
 import grpc
 import httpx
 
-from mlctl.bundle.ports import free_ports
-from mlctl.rollout.domain.ports import DataPlaneUnavailable, MeteredDataPlane, Proxy, TrafficSplit
+from mlctl.core.ports import free_ports
+from mlctl.rollout.domain.interfaces import (
+    DataPlaneUnavailable,
+    MeteredDataPlane,
+    Proxy,
+    TrafficSplit,
+)
 from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from mlctl.rollout.drivers.envoy.names import PROTOCOLS
 from mlctl.rollout.drivers.headers import TESTER_HEADER, TESTER_VALUE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.memory import MemoryDataPlane, memory_world

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.files import exclusive
+from mlctl.core.files import exclusive
 from mlctl.registry import tracking
 from tests.support.shared import run_folder
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mlctl.bundle.errors import MlctlError
-from mlctl.services.runtime.run_errors import RunError
+from mlctl.core.errors import MlctlError
+from mlctl.services.model.run_errors import RunError
 
 
 class FunctionSession:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
+from mlctl.services.model.batch_costs import BatchCosts
 from mlctl.services.online.batching.scheduler import BatchScheduler, Limits, Priority, Ticket
-from mlctl.services.runtime.batch_costs import BatchCosts
 
 Cost = Callable[[int], float]
 

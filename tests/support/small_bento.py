@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from mlctl.bundle.verify import VerifiedBundle
-from mlctl.services.runtime.bento_store import (
+from mlctl.services.layout.bento_store import (
     CONTENT_LABEL,
     DIGEST_LABEL,
     SERVER_LABEL,

@@ -11,7 +11,7 @@ import numpy as np
 from mlctl.bundle.manifest import GOLDEN_NAME, TRANSFORM_FOLDER, TransformSpec
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle, seal
-from mlctl.services.runtime.golden import save_golden
+from mlctl.services.model.golden import save_golden
 from tests.support.bundles import make_bundle
 
 # `y[0, 0]` is how many pieces the answer has; of a hundred the seventy-first fails.

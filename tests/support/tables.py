@@ -10,10 +10,10 @@ from pyarrow import parquet
 
 from mlctl.services.batch.job import BatchConfig, BatchReport, run_job
 from mlctl.services.batch.local_executor import local_executor
-from mlctl.services.batch.run import BatchEvent, ErrorLimit, RunControl
+from mlctl.services.batch.progress import BatchEvent, ErrorLimit, RunControl
 from mlctl.services.batch.sources import open_source
 from mlctl.services.batch.units import Sink
-from mlctl.services.runtime.scorable import Scorable
+from mlctl.services.layout.scorable import Scorable
 
 FEATURES = 4
 

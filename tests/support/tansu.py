@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from tests.support.wait import wait_until
 
 _TANSU = "38a00e200dd4ab0abae267e1c39814e3967c633908de889a7c7210290dcd0723"

@@ -28,7 +28,7 @@ from mlctl.bundle.verify import VerifiedBundle, seal
 from mlctl.registry.catalog import ModelFormat, SourceModel, artifacts_sha256
 from mlctl.registry.hugging_face import SIGNATURE
 from mlctl.services.generate.options import NO_TOKEN, PROMPT, TOKENS
-from mlctl.services.runtime.golden import save_golden
+from mlctl.services.model.golden import save_golden
 
 CONTEXT_LENGTH = 256
 _STEPS = 80
@@ -115,7 +115,7 @@ def tiny_llm_folder() -> Path:
     import atexit
     import tempfile
 
-    from mlctl.registry.quiet import quiet
+    from mlctl.core.quiet import quiet
 
     holder = tempfile.TemporaryDirectory(prefix="mlctl-tiny-llm-")
     atexit.register(holder.cleanup)

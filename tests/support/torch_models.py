@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from mlctl.core.quiet import quiet
 from mlctl.optimize.proofs.adapter import order_outputs
 from mlctl.registry.catalog import SourceModel, artifacts_sha256
 from mlctl.registry.mlmodel import read_mlmodel
-from mlctl.registry.quiet import quiet
 from mlctl.registry.tracking import configure_tracking
 
 Format = Literal["pt2", "pickle"]

@@ -24,7 +24,7 @@ from mlctl.bundle.manifest import (
 )
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle, seal
-from mlctl.services.runtime.golden import save_golden
+from mlctl.services.model.golden import save_golden
 
 LENGTH = 6
 

@@ -10,7 +10,7 @@ from onnx import helper
 
 from mlctl.bundle.manifest import GOLDEN_NAME, MANIFEST_NAME, MODEL_NAME
 from mlctl.bundle.verify import VerifiedBundle, seal, verify
-from mlctl.services.runtime.golden import load_golden, save_golden
+from mlctl.services.model.golden import load_golden, save_golden
 
 
 def negated(bundle: Path, root: Path) -> VerifiedBundle:

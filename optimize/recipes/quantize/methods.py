@@ -16,15 +16,15 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.core.quiet import quiet
 from mlctl.optimize.data import Rows
 from mlctl.optimize.recipes.base import MAX_INLINE_BYTES, save_graph
 from mlctl.optimize.recipes.graphs import load_typed, raise_opset, sort_nodes, write_beside
 from mlctl.optimize.recipes.observe import observe, show_values
 from mlctl.optimize.recipes.quantize.layers import Layer, find_layers, integer_nodes
 from mlctl.optimize.recipes.quantize.normalize import read_graph
-from mlctl.registry.quiet import quiet
-from mlctl.services.runtime.int8_kernels import fast_kernels_are_exact
-from mlctl.services.runtime.scorer import split_rows
+from mlctl.services.model.int8_kernels import fast_kernels_are_exact
+from mlctl.services.model.scorer import split_rows
 
 BATCH = 8
 

@@ -15,16 +15,17 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from mlctl.bundle.entries import Key
-from mlctl.bundle.files import sha256_file, write_atomic
-from mlctl.bundle.manifest import MODEL_NAME, canonical_json
+from mlctl.bundle.manifest import MODEL_NAME
+from mlctl.core.canonical import canonical_json
+from mlctl.core.entries import Key
+from mlctl.core.files import sha256_file, write_atomic
 from mlctl.optimize.cache import versions
 from mlctl.optimize.data import Rows
 from mlctl.optimize.metrics.parity import compare, finite
 from mlctl.optimize.recipes.base import DATA_NAME, Details, LayerCost, Quality, Workbench
 from mlctl.optimize.recipes.quantize.methods import BATCH, WEIGHT_BITS, QuantizeMethod
-from mlctl.services.runtime.run_errors import RunError
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.run_errors import RunError
+from mlctl.services.model.session import open_session
 
 VERSION = 3
 

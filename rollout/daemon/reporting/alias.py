@@ -13,8 +13,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.garbage import rare_collection
+from mlctl.core.errors import MlctlError
+from mlctl.core.garbage import rare_collection
 from mlctl.rollout.daemon.reporting.outbox import DeliveryError
 from mlctl.rollout.domain.spec import Revision
 from mlctl.rollout.journal.journal import Journal

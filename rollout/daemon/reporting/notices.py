@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.state_machine import RolloutPhase
-from mlctl.rollout.domain.verdict import HoldReason, first_line
+from mlctl.rollout.domain.statistics.verdict import HoldReason, first_line
 from mlctl.rollout.journal.records import ENDED, JournalEvent
 
 # A notice keeps its id however often it is sent.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, Self
 
-from mlctl.bundle.clock import Clock
+from mlctl.core.clock import Clock
 from mlctl.rollout.journal.journal import Journal, StaleEpochError
 
 FIRST_PAUSE, MAX_PAUSE = 1.0, 300.0

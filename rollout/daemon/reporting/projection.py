@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.registry.runs import MetricSample, RunRef
 from mlctl.rollout.daemon.reporting.notices import reason
 from mlctl.rollout.daemon.reporting.series import Series, SeriesPoint

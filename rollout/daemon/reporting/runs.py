@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.garbage import rare_collection
+from mlctl.core.errors import MlctlError
+from mlctl.core.garbage import rare_collection
 from mlctl.rollout.daemon.reporting.outbox import run_command
 from mlctl.rollout.daemon.reporting.projection import Projection
 from mlctl.rollout.domain.spec import check_name

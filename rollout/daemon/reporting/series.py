@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlctl.rollout.domain.latency_edges import Sparse, joined, quantile_edge
+from mlctl.rollout.domain.traffic.latency_edges import Sparse, joined, quantile_edge
 from mlctl.rollout.journal.records import TICK, JournalEvent, Rollout
 
 POINT_SECONDS = 5.0

@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mlctl.bundle.clock import Clock
+from mlctl.core.clock import Clock
 from mlctl.rollout.daemon.reporting.webhooks import host_of, notified, sink_of
-from mlctl.rollout.daemon.watch import seconds_unseen
+from mlctl.rollout.daemon.restarter import seconds_unseen
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase, candidate_weight
 from mlctl.rollout.domain.spec import LOOPBACK, DeploymentSettings, Outcome, Slot
-from mlctl.rollout.domain.split import SplitRecord
-from mlctl.rollout.domain.state_machine import RolloutPhase, candidate_weight
+from mlctl.rollout.domain.traffic.split import SplitRecord
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.records import TICK, Deployment, JournalEvent, Rollout
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from mlctl.bundle import __version__
-from mlctl.bundle.clock import Clock
+from mlctl import __version__
+from mlctl.core.clock import Clock
 from mlctl.rollout.daemon.reporting.notices import KINDS, notice
 from mlctl.rollout.daemon.reporting.outbox import DeliveryError
 from mlctl.rollout.domain.spec import DeploymentSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlctl.bundle.sampling import AT, INPUT_PREFIX, OUTPUT_PREFIX, REQUEST_ID, ROW
 from mlctl.rollout.daemon.segments import read
-from mlctl.rollout.domain.join import AnswerSide, Pair
+from mlctl.rollout.domain.shadow.join import AnswerSide, Pair
 
 _LOG = logging.getLogger(__name__)
 MAX_ROWS = 500

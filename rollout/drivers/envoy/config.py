@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
-from mlctl.bundle.tls import TlsFiles
-from mlctl.rollout.domain.counts import LATENCY_EDGES_MS
+from mlctl.core.errors import ERROR_TABLE, ErrorCode
+from mlctl.core.tls import TlsFiles
 from mlctl.rollout.domain.spec import Endpoint, Ports, Slot
+from mlctl.rollout.domain.traffic.counts import LATENCY_EDGES_MS
 from mlctl.rollout.drivers.envoy import names
 from mlctl.rollout.drivers.envoy.names import Document, own_cluster
 from mlctl.rollout.drivers.envoy.routes import ROUTE_NAME, ROUTES_FILE
@@ -36,7 +36,7 @@ _LOCAL_REPLIES: Mapping[int, tuple[ErrorCode, str]] = MappingProxyType(
     }
 )
 _RETRIED = frozenset({503})
-# mlctl.bundle.tls.CIPHERS by their own names: Envoy takes no groups.
+# mlctl.core.tls.CIPHERS by their own names: Envoy takes no groups.
 _CIPHER_NAMES = tuple(
     f"ECDHE-{key}-{cipher}"
     for key in ("ECDSA", "RSA")

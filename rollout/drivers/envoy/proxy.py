@@ -14,12 +14,12 @@ from typing import Any, Self
 
 import httpx
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import write_atomic
-from mlctl.bundle.packages import install_hint
-from mlctl.rollout.domain.counts import Reading
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import write_atomic
+from mlctl.core.packages import install_hint
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
+from mlctl.rollout.domain.traffic.counts import Reading
 from mlctl.rollout.drivers.envoy import config
 from mlctl.rollout.drivers.envoy.names import PROTOCOLS, Document, endpoints_file
 from mlctl.rollout.drivers.envoy.routes import ROUTES_FILE, parse_traffic, route_table

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.interfaces import TrafficSplit
 from mlctl.rollout.domain.spec import DeploymentSettings, Slot
 from mlctl.rollout.drivers.envoy.names import (
     Document,

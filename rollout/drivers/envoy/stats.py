@@ -20,14 +20,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mlctl.rollout.domain.counts import (
+from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.traffic.counts import (
     GRPC_CLIENT_ERRORS,
     GRPC_FAILURES,
     LATENCY_EDGES_MS,
     Reading,
     Totals,
 )
-from mlctl.rollout.domain.spec import Slot
 from mlctl.rollout.drivers.envoy.config import INFER_METHODS, INFER_SERVICE
 from mlctl.rollout.drivers.envoy.names import (
     KINDS,

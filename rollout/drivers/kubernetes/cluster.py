@@ -16,9 +16,9 @@ from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.types import PatchType
 
-from mlctl.bundle.tokens import authorization
+from mlctl.core.tokens import authorization
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable
 from mlctl.rollout.domain.kubernetes_target import Reach
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from mlctl.rollout.drivers.kubernetes.route import Json
 
 _API_SECONDS = 3.0

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from mlctl.rollout.domain.counts import Reading
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from mlctl.rollout.domain.spec import Endpoint, Slot
+from mlctl.rollout.domain.traffic.counts import Reading
 from mlctl.rollout.drivers.kubernetes import route as routes
 from mlctl.rollout.drivers.kubernetes.cluster import Cluster, ConflictError
 from mlctl.rollout.drivers.kubernetes.meter import ServiceSource, SourceMeter

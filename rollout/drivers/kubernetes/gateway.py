@@ -6,11 +6,11 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import write_atomic
-from mlctl.bundle.packages import install_hint
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import write_atomic
+from mlctl.core.packages import install_hint
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable
 from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable
 from mlctl.rollout.domain.spec import Slot
 from mlctl.rollout.journal import paths
 

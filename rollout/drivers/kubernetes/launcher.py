@@ -11,13 +11,13 @@ from pathlib import Path
 
 import httpx2
 
-from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
-from mlctl.rollout.domain.ports import (
+from mlctl.rollout.domain.interfaces import (
     DataPlaneRejected,
     DataPlaneUnavailable,
     ProcessState,
     RunningRevision,
 )
+from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
 from mlctl.rollout.domain.process_ref import NO_PROCESS, ProcessRef
 from mlctl.rollout.domain.spec import Endpoint, Revision, Slot, replica_role
 from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from mlctl.rollout.domain.counts import Reading, Totals
-from mlctl.rollout.domain.ports import DataPlaneUnavailable
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable
 from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.traffic.counts import Reading, Totals
 from mlctl.rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode
 from mlctl.bundle.latency import SERVED_EDGES_MS
-from mlctl.rollout.domain.counts import Totals
+from mlctl.core.errors import ERROR_TABLE, ErrorCode
+from mlctl.rollout.domain.traffic.counts import Totals
 
 _REQUESTS = "mlctl_requests_total"
 _SECONDS = "mlctl_request_seconds"

@@ -19,7 +19,7 @@ from functools import partial
 
 import httpx
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint
 from mlctl.rollout.drivers.local.fleet import replicas_of
 from mlctl.rollout.journal import paths

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlctl.rollout.domain.ports import Launcher, ProcessState, RunningRevision
+from mlctl.rollout.domain.interfaces import Launcher, ProcessState, RunningRevision
 from mlctl.rollout.domain.spec import Endpoint, Revision, Slot, replica_role
 from mlctl.rollout.drivers.local.processes import log_tail
 from mlctl.rollout.journal import records

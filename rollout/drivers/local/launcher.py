@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 
-from mlctl.bundle.home import bento_environment
-from mlctl.bundle.ports import free_ports
-from mlctl.bundle.tokens import authorization
-from mlctl.rollout.domain.ports import ProcessState, RunningRevision
+from mlctl.core.home import bento_environment
+from mlctl.core.ports import free_ports
+from mlctl.core.tokens import authorization
+from mlctl.rollout.domain.interfaces import ProcessState, RunningRevision
 from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
 from mlctl.rollout.drivers.local import logs, processes
 from mlctl.rollout.drivers.local.samples import sample_folder

@@ -12,9 +12,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import write_atomic
-from mlctl.bundle.tokens import TOKEN, TOKEN_FILE, parse_tokens, read_tokens
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import write_atomic
+from mlctl.core.tokens import TOKEN, TOKEN_FILE, parse_tokens, read_tokens
 from mlctl.rollout.domain.spec import DeploymentSettings
 from mlctl.rollout.journal import paths
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.locations import without_password
 from mlctl.services.batch.units import Piece
 

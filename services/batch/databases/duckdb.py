@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import NO_SPACE
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import NO_SPACE
 from mlctl.services.batch.databases.base import (
     Database,
     column_list,

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.databases.base import (
     Database,
     column_list,
@@ -21,7 +21,7 @@ from mlctl.services.batch.databases.base import (
 )
 from mlctl.services.batch.pieces import arrow_pieces
 from mlctl.services.batch.units import Piece
-from mlctl.services.runtime.tabular.values import as_json
+from mlctl.services.tables.values import as_json
 
 # Each side notices within half a minute that the other one is dead.
 _CONNECTION = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.databases.base import (
     Database,
     column_list,

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.databases.base import (
     Database,
     TableRef,
@@ -38,7 +38,7 @@ from mlctl.services.batch.units import (
     Unit,
     require_same_job,
 )
-from mlctl.services.runtime.tabular.values import as_json
+from mlctl.services.tables.values import as_json
 
 UNIT_COLUMN = "mlctl_unit"
 _FINGERPRINT, _MARK, _SUMMARY = "fingerprint", "mark", "summary"

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.databases.base import (
     Database,
     column_list,
@@ -27,8 +27,8 @@ from mlctl.services.batch.databases.base import (
 )
 from mlctl.services.batch.pieces import typed_piece
 from mlctl.services.batch.units import Piece
-from mlctl.services.runtime.tabular.casts import Misfits, from_values
-from mlctl.services.runtime.tabular.values import as_json
+from mlctl.services.tables.casts import Misfits, from_values
+from mlctl.services.tables.values import as_json
 
 _BATCH_ROWS = 5_000
 # The first rows decide the types of columns.

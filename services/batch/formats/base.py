@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.filters import Filter
 from mlctl.services.batch.locations import InputFile
 from mlctl.services.batch.transient_errors import translate_errors

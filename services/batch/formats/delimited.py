@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.formats.base import InputFormat, opened_text
 from mlctl.services.batch.locations import InputFile, suffix_of
 from mlctl.services.batch.pieces import typed_piece
 from mlctl.services.batch.units import Piece, UnreadableRow
-from mlctl.services.runtime.tabular.casts import Misfits, cast, plain
-from mlctl.services.runtime.tabular.values import row_text
+from mlctl.services.tables.casts import Misfits, cast, plain
+from mlctl.services.tables.values import row_text
 
 _BLOCK_BYTES = 4 << 20
 _HEADER_LINES = 2  # the header itself, and Arrow counts from one

@@ -13,7 +13,7 @@ from mlctl.services.batch.formats.base import FilePlan, InputFormat, opened
 from mlctl.services.batch.locations import InputFile
 from mlctl.services.batch.pieces import arrow_pieces
 from mlctl.services.batch.units import Piece
-from mlctl.services.runtime.tabular.casts import plain_type
+from mlctl.services.tables.casts import plain_type
 
 _MAGIC = b"ARROW1"
 

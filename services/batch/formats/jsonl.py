@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.formats.base import InputFormat, opened_text
 from mlctl.services.batch.locations import InputFile
 from mlctl.services.batch.pieces import typed_piece
 from mlctl.services.batch.units import Piece, UnreadableRow, with_types
-from mlctl.services.runtime.tabular.casts import Misfits, from_values, memory
-from mlctl.services.runtime.tabular.input_columns import is_list
+from mlctl.services.tables.casts import Misfits, from_values, memory
+from mlctl.services.tables.input_columns import is_list
 
 # Lines from which columns and types are inferred.
 _SAMPLE = 20_000

@@ -10,7 +10,7 @@ from typing import IO, Any
 import pyarrow as pa
 from pyarrow import types
 
-from mlctl.services.runtime.tabular.values import as_json
+from mlctl.services.tables.values import as_json
 
 _JSON_ROWS = 2_000
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Self
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.batch_costs import BatchCosts
 from mlctl.services.protocol.priority import Priority
-from mlctl.services.runtime.batch_costs import BatchCosts
 
 # Some of the requests in flight are answered within about this time.
 _RETRY_SECONDS = 1.0
@@ -41,7 +41,7 @@ class Limits:
     `max_wait` is the longest time that a batch may be held back for clients that were just
     answered, where that pays; 0 never holds one back, inf as long as it pays.
     `max_queue` is the longest predicted wait that is accepted; None is no limit below overload, and
-    in overload as little as keeps the model busy.
+    in overload just enough to keep the model busy.
     """
 
     max_rows: int

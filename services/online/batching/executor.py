@@ -13,8 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.clock import Clock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.batch_costs import BatchCosts
+from mlctl.services.model.features import FeatureLookup
+from mlctl.services.model.padding import LengthPadding, shape_key
+from mlctl.services.model.scorer import join_rows
 from mlctl.services.online.batching.admission import QueueFullError
 from mlctl.services.online.batching.model_executor import (
     BatchMeter,
@@ -37,18 +42,14 @@ from mlctl.services.online.batching.split import (
     enqueue_parts,
     split_evenly,
 )
+from mlctl.services.online.batching.streaming import Answer, AnswerStream
 from mlctl.services.online.metrics.counts import BatchStats
 from mlctl.services.protocol.wire import make_tuple
-from mlctl.services.runtime.batch_costs import BatchCosts
-from mlctl.services.runtime.features import FeatureLookup
-from mlctl.services.runtime.padding import Arrays, LengthPadding, shape_key
-from mlctl.services.runtime.scorer import join_rows
-from mlctl.services.runtime.streaming import Answer, AnswerStream
 
-__all__ = ["Answer", "Arrays", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
+__all__ = ["Answer", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
 Outcome = Arrays | Exception
 _MAX_FORMS = 256
-# A rejection may come so late.
+# The longest that a rejection waits in overload.
 _REST_SECONDS = 0.002
 
 
@@ -310,7 +311,7 @@ class BatchExecutor(ModelExecutor):
             self._lookup_seconds += looked_up
         for job, outcome in zip(batch, outcomes, strict=True):
             is_open, job.open = job.open, False
-            if isinstance(outcome, dict):
+            if not isinstance(outcome, Exception):
                 if is_open:
                     queued = started - job.arrived
                     fields = outcome, queued, seconds, rows, None, looked_up, job.rows

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.clock import Clock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.engine import (
     ContinuousBatch,
     GenerationRequest,
@@ -41,11 +42,10 @@ from mlctl.services.online.batching.model_executor import (
 )
 from mlctl.services.online.batching.preparation import RequestPreparation
 from mlctl.services.online.batching.split import Cancellable, Waiter
+from mlctl.services.online.batching.streaming import Answer, AnswerStream, PieceStream
 from mlctl.services.online.metrics.counts import BatchStats
 from mlctl.services.online.metrics.generation import GenerationMetrics
 from mlctl.services.protocol.priority import Priority
-from mlctl.services.runtime.padding import Arrays
-from mlctl.services.runtime.streaming import Answer, AnswerStream, PieceStream
 
 # Answers of the V2 protocol's infer calls, which carry no options: greedy, and at most this long.
 INFER_TOKENS = 256
@@ -206,7 +206,7 @@ class GenerationExecutor(ModelExecutor):
         self._stop()
 
     def _prompts(self, inputs: Arrays, count: int | None = None) -> list[str]:
-        """Return the prompts of `inputs`; with `count` there are exactly so many."""
+        """Return the prompts of `inputs`, which must be `count` where that is given."""
         prompts = inputs.get(PROMPT)
         if prompts is None or len(inputs) != 1 or prompts.ndim != 1 or prompts.dtype != object:
             raise MlctlError(

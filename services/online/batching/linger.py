@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf
 
-from mlctl.services.runtime.batch_costs import BatchCosts
+from mlctl.services.model.batch_costs import BatchCosts
 
 _WEIGHT = 1 / 8
 # One of this many opportunities is used to test whether waiting pays.

@@ -17,14 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.clock import Clock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Limits, QueueFullError
 from mlctl.services.online.batching.split import Cancellable, Waiter
+from mlctl.services.online.batching.streaming import Answer, AnswerStream
 from mlctl.services.online.metrics.counts import BatchStats
 from mlctl.services.protocol.priority import Priority
-from mlctl.services.runtime.padding import Arrays
-from mlctl.services.runtime.streaming import Answer, AnswerStream
 
 _T = TypeVar("_T")
 Done = Callable[[_T | BaseException], None]

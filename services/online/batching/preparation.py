@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.grammars import Grammar, unusable
 from mlctl.services.generate.text import TextCodec
 

@@ -20,6 +20,7 @@ from itertools import chain
 from math import inf
 from typing import Generic, TypeVar
 
+from mlctl.services.model.batch_costs import BatchCosts
 from mlctl.services.online.batching.admission import (
     CachedRejection,
     Forecast,
@@ -30,7 +31,6 @@ from mlctl.services.online.batching.admission import (
 )
 from mlctl.services.online.batching.linger import LingerHeuristic
 from mlctl.services.protocol.priority import Priority
-from mlctl.services.runtime.batch_costs import BatchCosts
 
 __all__ = [
     "LARGE_ROWS",
@@ -42,7 +42,7 @@ __all__ = [
     "deadline_exceeded",
 ]
 
-# A request of more rows is large: a list to rank, and not what one user typed.
+# Above this many rows a request is large: a list to rank, and not what one user typed.
 LARGE_ROWS = 32
 # Up to this many consecutive batches start with a high-priority request while a normal one waits.
 MAX_CONSECUTIVE_HIGH = 4

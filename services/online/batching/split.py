@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from mlctl.services.runtime.padding import Arrays
-from mlctl.services.runtime.scorer import join_rows
-from mlctl.services.runtime.streaming import Answer
+from mlctl.bundle.arrays import Arrays
+from mlctl.services.model.scorer import join_rows
+from mlctl.services.online.batching.streaming import Answer
 
 
 class Waiter(Protocol):

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.clock import Clock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Limits, deadline_exceeded
 from mlctl.services.online.batching.model_executor import (
     BatchMeter,
@@ -28,10 +29,9 @@ from mlctl.services.online.batching.model_executor import (
 from mlctl.services.online.batching.scheduler import Ticket
 from mlctl.services.online.batching.split import Cancellable, Waiter
 from mlctl.services.online.batching.step_scheduler import MAX_OPEN, StepScheduler
+from mlctl.services.online.batching.streaming import Answer, AnswerStream
 from mlctl.services.online.metrics.counts import BatchStats
 from mlctl.services.protocol.priority import Priority
-from mlctl.services.runtime.padding import Arrays
-from mlctl.services.runtime.streaming import Answer, AnswerStream
 
 Steps = Generator[Arrays | None, None, None]
 _END = object()

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.json_body import MAX_VALUES
 from mlctl.services.protocol.keys import check_keys
 from mlctl.services.protocol.wire import (

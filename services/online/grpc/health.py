@@ -11,7 +11,7 @@ from typing import Any
 
 from grpc_health.v1.health_pb2 import DESCRIPTOR, HealthCheckRequest, HealthCheckResponse
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler
 from mlctl.services.online.models.repository import Serving
 
@@ -48,7 +48,7 @@ class HealthService:
     async def _watch(self, request: Any, _call: GrpcCall) -> AsyncIterator[Any]:
         # A watch needs no token and has no time limit; a client needs one for each connection.
         if self._watches >= self._serving.settings.max_connections:
-            raise MlctlError(ErrorCode.QUEUE_FULL, "too many watch already")
+            raise MlctlError(ErrorCode.QUEUE_FULL, "too many health watches")
         self._watches += 1
         try:
             if request.service not in self._known:

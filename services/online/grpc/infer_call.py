@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Hold, QueueFullError
 from mlctl.services.online.batching.executor import Answer, Cancellable
 from mlctl.services.online.grpc.codec import GrpcCodec

@@ -11,16 +11,16 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from mlctl.bundle.tls import TlsFiles
+from mlctl.core.tls import TlsFiles
 from mlctl.services.online.batching.admission import Hold
 from mlctl.services.online.batching.executor import Answer
 from mlctl.services.online.grpc.health import HealthService
 from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler
 from mlctl.services.online.grpc.http2.server import Http2Server
 from mlctl.services.online.grpc.infer_call import InferCalls
+from mlctl.services.online.grpc.model_stream_infer import StreamInfer
 from mlctl.services.online.grpc.models import GrpcModel, GrpcModels, RequestContext
 from mlctl.services.online.grpc.reflection import reflection_handlers
-from mlctl.services.online.grpc.stream import StreamInfer
 from mlctl.services.online.grpc.typed.service import typed_services
 from mlctl.services.online.grpc.unary import infer_handler
 from mlctl.services.online.models.metadata import (

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Hold
 from mlctl.services.online.http.calls import HttpCall, Message, Receive, Send
 from mlctl.services.online.http.inference import InferHandler, PendingRequest

@@ -2,7 +2,7 @@
 
 Limits come before parsing: the declared length, then the arrived one. The status of a stream is 200
 only when there is a first event, or when the first takes so long that a proxy might give up; later
-failures are reported by an event. A slow reader holds the model's work back.
+failures are reported by an event. A slow client slows the model down (back-pressure).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.batching.admission import Hold
 from mlctl.services.online.batching.scheduler import deadline_exceeded
+from mlctl.services.online.batching.streaming import PieceStream
 from mlctl.services.online.http.fields import fields_of
 from mlctl.services.online.http.responses import MethodError, RequestIds, Response, error_response
 from mlctl.services.online.models.served_model import ServedModel
 from mlctl.services.online.observability.calls import RequestRecord
 from mlctl.services.online.security.public import failed, is_public
-from mlctl.services.runtime.streaming import PieceStream
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import create_model
 
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
-from mlctl.services.runtime.bento_layout import ModelIdentity
+from mlctl.services.layout.bento_layout import ModelIdentity
 
 ROUTE = "/predict"
 M = TypeVar("M", bound=ModelIdentity)

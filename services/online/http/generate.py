@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.engine import GenerationRequest, TokenPiece
 from mlctl.services.generate.requests import (
     ChatRequest,

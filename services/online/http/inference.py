@@ -17,12 +17,13 @@ from urllib.parse import quote, unquote
 
 import httptools
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Signature
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Hold, QueueFullError
 from mlctl.services.online.batching.executor import Answer, Cancellable
 from mlctl.services.online.batching.model_executor import forward
 from mlctl.services.online.batching.scheduler import deadline_exceeded
+from mlctl.services.online.batching.streaming import AnswerStream
 from mlctl.services.online.http.calls import CallHandler
 from mlctl.services.online.http.responses import Response, error_response, to_wire
 from mlctl.services.online.http.unparsed import read_unparsed
@@ -37,7 +38,6 @@ from mlctl.services.protocol.compression import (
 )
 from mlctl.services.protocol.priority import Priority, parse_priority
 from mlctl.services.protocol.wire import InferRequest
-from mlctl.services.runtime.streaming import AnswerStream
 
 _QUEUE_FULL = ErrorCode.QUEUE_FULL.value
 _MEDIA_TYPES = frozenset({b"", b"application/json", b"application/octet-stream"})

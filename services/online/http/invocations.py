@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.http.calls import HttpCall, Message, Receive, Send
 from mlctl.services.online.http.mlflow_forms import find_form, read_csv, read_form, split_csv
 from mlctl.services.online.http.predict import (

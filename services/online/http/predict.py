@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Hold
 from mlctl.services.online.http.calls import CallHandler, HttpCall, Message, Receive, Send
 from mlctl.services.online.http.declaration import argument_names, predict_routes

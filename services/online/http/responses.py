@@ -11,7 +11,7 @@ from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.security.public import THROTTLED
 
 Headers = list[tuple[bytes, bytes]]
@@ -36,7 +36,9 @@ class MethodError(MlctlError):
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self.allowed = ", ".join(allowed)
-        super().__init__(ErrorCode.METHOD_NOT_ALLOWED, f"the path takes only {self.allowed}")
+        super().__init__(
+            ErrorCode.METHOD_NOT_ALLOWED, f"method not allowed; allowed: {self.allowed}"
+        )
 
 
 def make_response(

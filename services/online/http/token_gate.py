@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
+from mlctl.services.access import Access
 from mlctl.services.online.http.calls import CLIENT, App, HttpCall, Message, Receive, Send
 from mlctl.services.online.http.inference import InferHandler
 from mlctl.services.online.http.openai_errors import V1, openai_error
 from mlctl.services.online.http.responses import Response
 from mlctl.services.online.observability.calls import RequestRecord
-from mlctl.services.runtime.access import Access
 
 # Probes have no token, and their answers reveal nothing else.
 PROBES = frozenset(

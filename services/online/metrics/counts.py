@@ -18,6 +18,7 @@ import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.services.model.features import FeatureLookup
 from mlctl.services.online.metrics.exposition import (
     CounterSink,
     Exposition,
@@ -26,7 +27,6 @@ from mlctl.services.online.metrics.exposition import (
 )
 from mlctl.services.online.metrics.tally import Tally
 from mlctl.services.online.metrics.triton import TritonNames
-from mlctl.services.runtime.features import FeatureLookup
 
 OK = "ok"
 GONE = "gone"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 _LISTED = "GET /v2 lists the extensions that are served."
 _HINTS: Mapping[str, str] = MappingProxyType(

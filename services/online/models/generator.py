@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import GOLDEN_NAME
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.engine import ContinuousBatch, GenerationRequest, complete
 from mlctl.services.generate.loading import open_engine
 from mlctl.services.generate.options import NO_TOKEN, PROMPT, TOKENS
 from mlctl.services.generate.sampling import GREEDY
 from mlctl.services.generate.text import TextCodec
+from mlctl.services.model.golden import load_golden
 from mlctl.services.online.batching.admission import Limits
 from mlctl.services.online.batching.generation import GenerationExecutor, TokenStream
 from mlctl.services.online.batching.preparation import RequestPreparation
 from mlctl.services.online.metrics.counts import Metrics
 from mlctl.services.online.metrics.generation import GenerationMetrics
 from mlctl.services.online.models.served_model import ModelPhase, ServedModel, logger
-from mlctl.services.runtime.golden import load_golden
 
 _QUEUE = 256
 _GOLDEN_PROMPTS = 8

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from mlctl.bundle import __version__
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl import __version__
 from mlctl.bundle.tensors import TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.models.repository import Serving
 from mlctl.services.online.models.served_model import ServedModel
 from mlctl.services.protocol.json_body import parse_object

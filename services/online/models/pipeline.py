@@ -12,20 +12,20 @@ from collections.abc import Mapping
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.tensors import NO_MISSING
+from mlctl.core.errors import MlctlError
+from mlctl.services.layout.bento_layout import BentoContents
+from mlctl.services.model.input_checks import check_inputs
+from mlctl.services.model.pipeline import with_stage
 from mlctl.services.online.batching.model_executor import forward, one_piece
 from mlctl.services.online.batching.scheduler import Limits, Priority, deadline_exceeded
 from mlctl.services.online.batching.split import Cancellable, Waiter
+from mlctl.services.online.batching.streaming import Answer, AnswerStream
 from mlctl.services.online.metrics.counts import Metrics
 from mlctl.services.online.models.served_model import ModelPhase, ServedModel
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.protocol.wire import InferRequest
-from mlctl.services.runtime.bento_layout import BentoContents
-from mlctl.services.runtime.input_checks import check_inputs
-from mlctl.services.runtime.padding import Arrays
-from mlctl.services.runtime.pipeline import with_stage
-from mlctl.services.runtime.streaming import Answer, AnswerStream
 
 
 class ServedPipeline(ServedModel):

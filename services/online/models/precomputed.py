@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.clock import Clock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_layout import ModelIdentity
+from mlctl.services.online.batching.streaming import Answer
 from mlctl.services.online.models.precomputed_metrics import (
     DOWN,
     FOREIGN,
@@ -28,9 +31,6 @@ from mlctl.services.precomputed.row_codec import RowCodec
 from mlctl.services.precomputed.store_urls import open_store
 from mlctl.services.protocol.priority import Priority
 from mlctl.services.protocol.wire import InferRequest, invalid, shown
-from mlctl.services.runtime.bento_layout import ModelIdentity
-from mlctl.services.runtime.padding import Arrays
-from mlctl.services.runtime.streaming import Answer
 
 if TYPE_CHECKING:
     from mlctl.services.online.batching.model_executor import ModelExecutor

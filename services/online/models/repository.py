@@ -13,16 +13,16 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import require_packages
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.clock import Clock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import require_packages
+from mlctl.services.layout.bento_layout import BentoContents
 from mlctl.services.online.batching.admission import Inflight
 from mlctl.services.online.models.pipeline import ServedPipeline
 from mlctl.services.online.models.served_model import ServedModel
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.protocol.wire import shown
-from mlctl.services.runtime.bento_layout import BentoContents
 
 
 class ModelRepository:

@@ -19,15 +19,22 @@ from typing import NoReturn
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Signature
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.access import Access
+from mlctl.services.model.batch_costs import BatchCosts
+from mlctl.services.model.input_checks import add_absent
+from mlctl.services.model.padding import MAX_MEASURED_ROWS, LengthPadding
+from mlctl.services.model.scorer import Scorer
+from mlctl.services.model.warmup import best_rows, check_golden, check_padding, warm_up
 from mlctl.services.online.batching.admission import Inflight, too_many_bytes
 from mlctl.services.online.batching.executor import Answer, BatchExecutor, Cancellable, Waiter
 from mlctl.services.online.batching.model_executor import ModelExecutor, forward
 from mlctl.services.online.batching.scheduler import LARGE_ROWS, Limits, Priority, QueueFullError
 from mlctl.services.online.batching.stepwise import StepwiseExecutor
+from mlctl.services.online.batching.streaming import AnswerStream
 from mlctl.services.online.metrics.counts import Metrics
 from mlctl.services.online.metrics.tally import Tally
 from mlctl.services.online.models.precomputed import PrecomputedLookup, open_precomputed
@@ -35,13 +42,6 @@ from mlctl.services.online.observability.calls import outcome_of
 from mlctl.services.online.observability.observer import Observer, open_observer
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.protocol.wire import InferRequest, shown
-from mlctl.services.runtime.access import Access
-from mlctl.services.runtime.batch_costs import BatchCosts
-from mlctl.services.runtime.input_checks import add_absent
-from mlctl.services.runtime.padding import MAX_MEASURED_ROWS, LengthPadding
-from mlctl.services.runtime.scorer import Scorer
-from mlctl.services.runtime.streaming import AnswerStream
-from mlctl.services.runtime.warmup import best_rows, check_golden, check_padding, warm_up
 
 # A batch that takes less is run on the event loop: the hop to a thread would cost more.
 _INLINE_SECONDS = 0.00025
@@ -302,7 +302,7 @@ class ServedModel:
         timeout: float | None = None,
         priority: Priority = Priority.NORMAL,
     ) -> AnswerStream:
-        """Ask for an answer in pieces, each of which has the deadline's time; close it to leave.
+        """Start a streamed answer. Each piece must come within the deadline; close it to cancel.
 
         A model that makes its answer as a whole has one piece. Raises what `infer` does.
         """

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.metrics.tally import Tally
 from mlctl.services.online.metrics.triton import TRITON_VERSION
 from mlctl.services.online.models.metadata import PLATFORM

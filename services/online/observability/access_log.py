@@ -21,7 +21,7 @@ from typing import Protocol
 
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.observability.calls import RequestRecord, status_of
 from mlctl.services.online.observability.traceparent import plain_trace_ids, trace_id
 

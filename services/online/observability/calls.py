@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from mlctl.bundle.sampling import Sampling
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
 
 OK = "ok"
 GONE = "gone"

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, Protocol
 
-import numpy as np
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.clock import Clock
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.sampling import Sampling
 from mlctl.bundle.tensors import Signature
+from mlctl.core.clock import Clock
 from mlctl.services.online.batching.executor import Answer
 from mlctl.services.online.metrics.exposition import CounterSink, Exposition
 from mlctl.services.online.observability.access_log import AccessLog, open_output
@@ -26,7 +26,6 @@ from mlctl.services.online.observability.slow_log import SlowLog
 from mlctl.services.online.observability.traceparent import is_sampled
 from mlctl.services.online.observability.tracing import Tracing, is_enabled, open_tracing
 
-Arrays = Mapping[str, np.ndarray]
 TICK_SECONDS = 0.2
 # Many lines at once hold the interpreter's lock while responses wait, and fill the CPU's caches.
 _LOG_TICK_SECONDS = 0.02

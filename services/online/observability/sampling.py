@@ -8,21 +8,20 @@ servers that get the same requests record the same ones.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.sampling import Sampling, is_sampled
+from mlctl.core.clock import Clock
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.observability.backlog import Backlog
 from mlctl.services.online.observability.calls import RecordedPayload, RequestRecord
 from mlctl.services.online.observability.segments import SegmentWriter
 
-Arrays = Mapping[str, np.ndarray]
 # Limits of what is not on disk yet; a segment is written when it has a part of that.
 MAX_BYTES = 64 << 20
 MAX_REQUESTS = 50_000

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import install_hint
 from mlctl.bundle.sampling import (
     AT,
     DIGEST,
@@ -29,6 +27,8 @@ from mlctl.bundle.sampling import (
     Sampling,
 )
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint
 from mlctl.services.online.observability.calls import RecordedPayload
 
 _TEMPORARY_SUFFIX = ".tmp"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import install_hint
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint
 from mlctl.services.online.observability.backlog import Backlog
 from mlctl.services.online.observability.calls import GONE, GRPC, OK, PREDICT, RequestRecord
 from mlctl.services.online.observability.traceparent import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from mlctl.bundle import __version__
+from mlctl import __version__
 from mlctl.bundle.tensors import (
     DYNAMIC,
     NO_MISSING,

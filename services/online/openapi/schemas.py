@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from mlctl.bundle.errors import ERROR_TABLE
 from mlctl.bundle.tensors import DYNAMIC, NO_MISSING, Datatype, MissingValues
+from mlctl.core.errors import ERROR_TABLE
 from mlctl.services.online.openapi.model import ApiTensor
 from mlctl.services.online.security.public import CALLERS
 from mlctl.services.protocol.json_data import BINARY_ONLY

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 # Marks rejections by a client's own limit. Envoy counts answers with this header apart, so that the
 # gates of a rollout do not take them for errors of the model.

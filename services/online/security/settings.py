@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, SecretStr
 
-from mlctl.bundle.tls import TlsFiles, checked_files
-from mlctl.services.runtime.access import Access
+from mlctl.core.tls import TlsFiles, checked_files
+from mlctl.services.access import Access
 
 
 class SecureSettings(BaseModel):

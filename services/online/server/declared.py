@@ -13,12 +13,12 @@ from typing import Any
 
 import bentoml
 
-from mlctl.bundle.errors import MlctlError
-from mlctl.bundle.tls import CIPHERS, TlsFiles
+from mlctl.core.errors import MlctlError
+from mlctl.core.tls import CIPHERS, TlsFiles
+from mlctl.services.layout.bento_layout import BentoContents
 from mlctl.services.online.http.declaration import declare_predict, predict_routes
 from mlctl.services.online.server.workers import explain, prepare_server
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.bento_layout import BentoContents
 
 
 def declare_service(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import bentoml
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import MlctlError
+from mlctl.services.layout.bento_layout import BentoContents
 from mlctl.services.online.grpc.server import GrpcServer
 from mlctl.services.online.http.app import V2App
 from mlctl.services.online.http.calls import App
@@ -40,7 +41,6 @@ from mlctl.services.online.server.workers import (
     supervisor,
 )
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.bento_layout import BentoContents
 
 if TYPE_CHECKING:
     from mlctl.services.online.http.generate import GenerateApp

@@ -8,17 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import mlctl
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import verify
-from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.bento_layout import (
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_layout import (
     MODEL_FOLDER,
     MODELS_FILE,
     BentoContents,
     is_bundle,
     read_contents,
 )
-from mlctl.services.runtime.signing import require_signed
+from mlctl.services.layout.signing import require_signed
+from mlctl.services.online.settings import ServerSettings
 
 BESIDE = Path(str(mlctl.__file__)).parents[1]
 

@@ -41,7 +41,7 @@ def stop_process() -> None:
 
 
 class Watchdog:
-    """Looks several times in `limit` seconds, from a thread of its own, until `stop`.
+    """Checks several times per `limit` seconds, from a thread of its own, until `stop`.
 
     It calls `farewell` on `loop` and then `end`, once, when `live` is false or the loop has
     done nothing for `limit` seconds; and `orphaned`, once, when `parent` does not return

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
-from mlctl.bundle.child_process import describe_exit, is_crash
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
-from mlctl.services.online.ports import reserve_port
+from mlctl.core.child_process import describe_exit, is_crash
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.services.online.grpc_port import reserve_port
 from mlctl.services.online.server.patches import (
     replace_workers_in_containers,
     use_monotonic_clock,

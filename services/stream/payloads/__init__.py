@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import NO_MISSING, MissingValues, Signature
+from mlctl.core.errors import ErrorCode, MlctlError
 
 if TYPE_CHECKING:
     from mlctl.services.stream.base import Payload

@@ -21,15 +21,15 @@ import orjson
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 from httpx2 import TransportError
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.wire import invalid
-from mlctl.services.runtime.tabular.values import as_json
 from mlctl.services.stream.base import Decoded
 from mlctl.services.stream.payloads import PayloadRequest
 from mlctl.services.stream.payloads.jsonrows import JsonWriter, too_long
 from mlctl.services.stream.payloads.objects import Carried, ObjectReader
+from mlctl.services.tables.values import as_json
 
 _T = TypeVar("_T")
 AUTH_VARIABLE = "MLCTL_SCHEMA_REGISTRY_AUTH"

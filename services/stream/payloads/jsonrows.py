@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import MlctlError
 from mlctl.services.protocol.codec import V2Codec
 from mlctl.services.protocol.json_body import parse_object
 from mlctl.services.protocol.json_data import encode_data

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Signature, TensorSpec
+from mlctl.core.errors import MlctlError
+from mlctl.services.model.input_checks import absent_rows
 from mlctl.services.protocol.json_data import STRUCT_CODES, decode_data, decode_nullable
 from mlctl.services.protocol.wire import Declared, declare, invalid
-from mlctl.services.runtime.input_checks import absent_rows
 from mlctl.services.stream.base import Decoded
 from mlctl.services.stream.payloads import KEEP_ALL, PayloadRequest
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import StreamUrl, Transport
 
 _TABLE = "mlctl.services.stream.transports.table"

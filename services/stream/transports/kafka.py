@@ -10,7 +10,7 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,

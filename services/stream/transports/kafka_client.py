@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import StreamUrl
 
 # MLCTL_KAFKA_SASL_PASSWORD is the property sasl.password.

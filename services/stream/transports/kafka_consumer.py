@@ -16,7 +16,7 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as RawMessage
 
-from mlctl.bundle.errors import ErrorCode
+from mlctl.core.errors import ErrorCode
 from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,

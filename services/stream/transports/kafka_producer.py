@@ -10,7 +10,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as RawMessage
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.answer_headers import LEFT_OUT, is_dead_letter
 from mlctl.services.stream.base import Outgoing, RejectedAnswersError, StreamUrl
 from mlctl.services.stream.transports.kafka_client import (

@@ -27,8 +27,8 @@ from typing import Any, Self
 
 import orjson
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import NO_SPACE, write_atomic
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import NO_SPACE, write_atomic
 from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,

@@ -24,7 +24,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.answer_headers import LEFT_OUT, OURS, is_dead_letter
 from mlctl.services.stream.base import (
     ABANDONED_SECONDS,

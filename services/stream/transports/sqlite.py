@@ -23,8 +23,8 @@ from uuid import uuid4
 
 import orjson
 
-from mlctl.bundle.clock import Clock, SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.clock import Clock, SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import (
     ABANDONED_SECONDS,
     Commit,

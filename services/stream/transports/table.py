@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode
 import orjson
 import pyarrow as pa
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.os_errors import translate_os_error
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.os_errors import translate_os_error
 from mlctl.services.batch.databases.base import Database, TableRef
 from mlctl.services.batch.databases.drivers import open_database
 from mlctl.services.batch.databases.upsert import upsert

@@ -15,8 +15,8 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from mlctl.bundle import __version__
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl import __version__
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.answer_headers import DIGEST, MODEL, SOURCE, headers_of_answer
 from mlctl.services.stream.base import (
     Outgoing,

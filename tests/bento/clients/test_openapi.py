@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from mlctl.bento.clients.languages import openapi_files
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.openapi.document import document
 from mlctl.services.online.openapi.model import describe
 from mlctl.services.online.openapi.schemas import request_schema

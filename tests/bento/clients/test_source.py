@@ -5,8 +5,8 @@ import pytest
 
 from mlctl.bento.clients.source import find_source
 from mlctl.bento.packaging import BuiltBento
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.target import RemoteModel as Served
 from tests.bento.clients.models import every_datatype
 from tests.support.serving import Server

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from mlctl.bento.clients.languages import write_files
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 
 
 def test_write_files__new_folder__holds_them(tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ from mlctl.bento.containers.container import (
 from mlctl.bento.containers.lock import Lock, Package, Platform
 from mlctl.bento.containers.resolve import lock_for, requirements_of
 from mlctl.bento.packaging import BuiltBento
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.verify import VerifiedBundle
 from mlctl.cli.main import cli
-from mlctl.services.runtime.bento_store import BentoInfo, find_bento
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.services.layout.bento_store import BentoInfo, find_bento
 from tests.support.bundles import expected
 from tests.support.image import run_image, served, tree_of, unpack_context
 

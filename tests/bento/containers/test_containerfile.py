@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlctl.bento.containers.containerfile import Image, containerfile
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 
 TAG = "digits:3f2a"
 BASE = "docker.io/library/python:3.11-slim-bookworm"

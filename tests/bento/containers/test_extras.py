@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 
 from mlctl.bento.containers import extras
 from mlctl.bento.containers.extras import EXTRAS, extra_requirements
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.packages import IMAGE_VARIABLE, install_hint, installed_version
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import IMAGE_VARIABLE, install_hint, installed_version
 
 _PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlctl.bento.containers import health
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 
 
 @pytest.mark.parametrize(("mode", "code"), [("batch", 0), ("stream", 0), ("serve", 1)])

@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 
 from mlctl.bento.containers.lock import Lock, Package, Platform, parse_lock
 from mlctl.bento.containers.resolve import needs_of, resolve
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.files import sha256_file
-from mlctl.bundle.packages import installed_version
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.files import sha256_file
+from mlctl.core.packages import installed_version
 
 pytestmark = pytest.mark.slow
 

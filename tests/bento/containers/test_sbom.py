@@ -12,8 +12,8 @@ from mlctl.bento.containers.resolve import complete
 from mlctl.bento.containers.sbom import sbom_of
 from mlctl.bundle.manifest import MANIFEST_NAME
 from mlctl.bundle.verify import VerifiedBundle
-from mlctl.services.runtime.bento_layout import combine_bundles
-from mlctl.services.runtime.bento_store import BentoInfo
+from mlctl.services.layout.bento_layout import combine_bundles
+from mlctl.services.layout.bento_store import BentoInfo
 from tests.support.bundles import make_bundle
 
 PACKAGES = (

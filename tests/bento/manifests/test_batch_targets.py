@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mlctl.bento.manifests.runner_plan import FINAL_EXIT_CODES, INTERRUPTED, RunnerPlan
 from mlctl.bento.manifests.targets import RunnerTarget, runner_manifests
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from tests.bento.manifests.example_plans import IMAGE
 from tests.bento.manifests.test_runners import CRON, JOB
 

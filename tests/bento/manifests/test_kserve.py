@@ -7,7 +7,7 @@ import pytest
 
 from mlctl.bento.manifests.plan import ManifestPlan, Scaling
 from mlctl.bento.manifests.targets import Canary, KServeMode, ManifestTarget, TargetOptions
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from tests.bento.manifests.example_plans import FULL, IMAGE, PLAN, documents
 from tests.support.schemas import faults, mutants
 

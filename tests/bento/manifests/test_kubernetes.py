@@ -15,7 +15,7 @@ from mlctl.bento.manifests.plan import (
     Scaling,
 )
 from mlctl.bento.manifests.targets import ManifestTarget, manifests
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.rollout.domain.kubernetes_target import KubernetesTarget as Rollout
 from mlctl.rollout.domain.spec import Slot as Side
 from mlctl.rollout.drivers.kubernetes import route as routes

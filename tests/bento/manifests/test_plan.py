@@ -16,7 +16,7 @@ from mlctl.bento.manifests.plan import (
     settings_of,
 )
 from mlctl.bento.manifests.targets import ManifestTarget, manifests
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from tests.bento.manifests.example_plans import PLAN
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlctl.bento.manifests.resources import estimate, read_bench
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.figures import LatencyRecord, ServerUse, summarize
 
 DIGEST = "d" * 64

@@ -23,7 +23,7 @@ from mlctl.bento.manifests.runner_plan import (
     with_metrics,
 )
 from mlctl.bento.manifests.targets import runner_manifests
-from mlctl.bundle.errors import ERROR_TABLE, ErrorCode, MlctlError
+from mlctl.core.errors import ERROR_TABLE, ErrorCode, MlctlError
 from tests.bento.manifests.example_plans import IMAGE, PLAN
 from tests.support.schemas import faults, mutants
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from mlctl.bento.manifests.summary import summary_of
-from mlctl.bundle.errors import MlctlError
-from mlctl.services.runtime.bento_layout import combine_bundles
-from mlctl.services.runtime.bento_store import BentoInfo
+from mlctl.core.errors import MlctlError
+from mlctl.services.layout.bento_layout import combine_bundles
+from mlctl.services.layout.bento_store import BentoInfo
 from tests.bento.manifests.test_resources import run, written
-from tests.services.runtime.test_bento_layout import lay_out
+from tests.services.layout.test_bento_layout import lay_out
 from tests.support.bundles import make_bundle
 
 

@@ -16,9 +16,9 @@ import pytest
 from mlctl.bento.transfer import push
 from mlctl.bento.transfer.archive import list_files, parse_listing
 from mlctl.bento.transfer.push import Destination, TransferTarget, parse_source, parse_target
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
-from mlctl.services.runtime.bento_store import BentoInfo, find_bento
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_store import BentoInfo, find_bento
 from tests.support.small_bento import small_bento
 
 

@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.parity.batch_path import BatchPath
 from mlctl.loadtest.parity.compare import PathVerdict
 from mlctl.loadtest.parity.online_paths import open_online
@@ -19,10 +19,10 @@ from mlctl.loadtest.parity.paths import InferencePath, ParityCase
 from mlctl.loadtest.parity.run import golden_inputs, is_exact, judge, open_served, parity_cases
 from mlctl.loadtest.parity.stream_path import StreamPath
 from mlctl.loadtest.target import Address
+from mlctl.services.layout.pipeline_scorer import VerifiedPipeline
+from mlctl.services.layout.scorable import Scorable
+from mlctl.services.model.scorer import Scorer
 from mlctl.services.online.settings import ServerSettings, load_settings
-from mlctl.services.runtime.pipeline_scorer import VerifiedPipeline
-from mlctl.services.runtime.scorable import Scorable
-from mlctl.services.runtime.scorer import Scorer
 from tests.support.bundles import expected, make_bundle
 from tests.support.pairs import answer_of, make_pair_pipeline
 from tests.support.serving import Server

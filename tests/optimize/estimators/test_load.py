@@ -8,9 +8,9 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
 from mlctl.bundle.tensors import Datatype
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.estimators import estimator, load_estimator
 from mlctl.optimize.estimators.skops_file import load_skops
 from mlctl.registry.catalog import ModelFormat
@@ -38,7 +38,7 @@ def log(model: Any, rows: Any, flavor: str, name: str, **options: Any) -> None:
     import mlflow
     from mlflow.models import infer_signature
 
-    from mlctl.registry.quiet import quiet
+    from mlctl.core.quiet import quiet
 
     with quiet(), mlflow.start_run():
         importlib.import_module(f"mlflow.{flavor}").log_model(

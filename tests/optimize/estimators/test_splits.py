@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from mlctl.optimize.estimators import EstimatorReference, load_estimator
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 from tests.support.estimators import skops_source
 
 pytestmark = pytest.mark.slow

@@ -38,11 +38,11 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from xgboost import XGBClassifier, XGBRegressor
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.estimators import EstimatorReference, load_estimator
 from mlctl.registry.catalog import ModelFormat, SourceModel
+from mlctl.services.model.session import open_session
 from mlctl.services.online.http.predict import read_records
-from mlctl.services.runtime.session import open_session
 from tests.support.estimators import (
     COLUMNS,
     as_inputs,

@@ -47,12 +47,12 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
 from xgboost import XGBClassifier, XGBModel, XGBRanker, XGBRegressor
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.tensors import Datatype
+from mlctl.core.errors import MlctlError
 from mlctl.optimize.estimators import EstimatorReference, load_estimator
 from mlctl.optimize.recipes.graphs import invalid
 from mlctl.registry.catalog import ModelFormat, SourceModel
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 from tests.support.estimators import as_inputs, file_source, skops_source
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import Rows
 from mlctl.optimize.metrics.scores import (
     CUSTOM_RESAMPLES,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.proofs.adapter import adapt, order_outputs
 from tests.optimize.zoo import models
 

@@ -12,7 +12,7 @@ from mlctl.optimize.data import Rows
 from mlctl.optimize.metrics.parity import compare
 from mlctl.optimize.proofs.batch_contamination import Contamination, Run, measure_contamination
 from mlctl.optimize.recipes.quantize.methods import dynamic_methods, static_methods
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 from tests.optimize.recipes.quantize.nets import product_net, token_rows
 
 ROWS = token_rows(16)

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 from torch import nn
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import Rows, Tensors
 from mlctl.optimize.proofs import export
 from mlctl.optimize.proofs.checks import check_graph, check_parity, check_source, close

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.proofs.differences import differing_rows
 from mlctl.optimize.proofs.given_rows import check_given_rows, graph_fails
-from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.model.run_errors import RunError
 
 SCORES = np.array([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8]])
 

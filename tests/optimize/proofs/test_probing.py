@@ -11,13 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import InputConstraints
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import Rows
 from mlctl.optimize.proofs.probes import FLOAT32_MAX, MAX_FEATURES
 from mlctl.optimize.proofs.probing import ProbeResult, probe_model
-from mlctl.services.runtime.run_errors import RunError
+from mlctl.services.model.run_errors import RunError
 from tests.support.sessions import FunctionSession
 
 Function = Callable[[Mapping[str, np.ndarray]], np.ndarray]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.proofs.reference import TorchReference, load_reference
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from tests.support.torch_models import save_torch

@@ -11,8 +11,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.proofs.reference import load_reference
 from mlctl.registry.catalog import ModelFormat, SourceModel
 from tests.support.torch_models import save_torch

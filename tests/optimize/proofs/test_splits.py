@@ -15,12 +15,12 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.optimize.data import Rows
 from mlctl.optimize.estimators import EstimatorReference, load_estimator
 from mlctl.optimize.proofs.probing import probe_model
 from mlctl.optimize.proofs.splits import SplitCheck, check_splits, near_splits, split_values
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 from tests.support.estimators import skops_source
 
 pytestmark = pytest.mark.slow

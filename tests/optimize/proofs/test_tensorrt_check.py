@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import Batching
-from mlctl.bundle.packages import install_hint
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.packages import install_hint
+from mlctl.core.quiet import quiet
 from mlctl.optimize.proofs import tensorrt_check as importer
 from mlctl.optimize.proofs.tensorrt_check import check_importable
-from mlctl.registry.quiet import quiet
-from mlctl.services.runtime.tensorrt.process import Cause, WorkerError
-from mlctl.services.runtime.tensorrt.profile import SizeRange
-from tests.services.runtime.tensorrt.graphs import convolution, scaling
+from mlctl.services.model.tensorrt.process import Cause, WorkerError
+from mlctl.services.model.tensorrt.profile import SizeRange
+from tests.services.model.tensorrt.graphs import convolution, scaling
 
 pytestmark = pytest.mark.slow
 

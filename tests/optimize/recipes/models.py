@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from mlctl.bundle.entries import Key
+from mlctl.core.entries import Key
 from mlctl.optimize.data import Rows
 from mlctl.optimize.goals import Goals
 from mlctl.optimize.judge import QualityMeter
 from mlctl.optimize.recipes.base import Workbench
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 
 OPSET = 20
 FEATURES = 64

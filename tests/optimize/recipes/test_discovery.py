@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.recipes.base import Recipe, Target
 from mlctl.optimize.recipes.discovery import discover, select
 from tests.optimize.recipes.models import answers, bench, images, network

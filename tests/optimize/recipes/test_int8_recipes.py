@@ -16,14 +16,14 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from mlctl.bundle.files import sha256_file
-from mlctl.bundle.home import HOME_VARIABLE
+from mlctl.core.files import sha256_file
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.data import Rows
 from mlctl.optimize.recipes.base import NotApplicableError, Quality, Recipe, Workbench
 from mlctl.optimize.recipes.quantize import methods, search
 from mlctl.optimize.recipes.quantized import Int8Dynamic, Int8Static, Int8Trt
-from mlctl.services.runtime.int8_kernels import fast_kernels_are_exact
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.int8_kernels import fast_kernels_are_exact
+from mlctl.services.model.session import open_session
 from tests.optimize.recipes.quantize.nets import (
     Shelf,
     conv_net,

@@ -11,7 +11,7 @@ import pytest
 from mlctl.optimize.data import Rows
 from mlctl.optimize.recipes.graphs import load_typed
 from mlctl.optimize.recipes.observe import observe, show_values
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 from tests.optimize.recipes.models import ROWS, images, network
 
 # Of one row of `network` with all its values.

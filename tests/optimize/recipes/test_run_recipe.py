@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.attempt import run_recipe
 from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench
 from tests.optimize.recipes.models import bench, images, network

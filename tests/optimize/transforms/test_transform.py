@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.home import HOME_VARIABLE
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.transforms.checks import Tensors
 from mlctl.optimize.transforms.transform import SourceTransform, read_transform
+from mlctl.services.model.scorer import Scorer
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.scorer import Scorer
 from tests.support.transforms import (
     TOKENIZER,
     make_text_bundle,

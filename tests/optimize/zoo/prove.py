@@ -12,16 +12,16 @@ import onnx
 import pytest
 import torch
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import Rows
 from mlctl.optimize.proofs.adapter import order_outputs
 from mlctl.optimize.proofs.checks import check_graph, check_parity, check_source
 from mlctl.optimize.proofs.export import OPSET
 from mlctl.optimize.proofs.independence import is_row_independent
 from mlctl.optimize.proofs.reference import TorchReference
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 
 Arrays = dict[str, np.ndarray]
 Free = Mapping[str, tuple[int, ...]]

@@ -18,7 +18,7 @@ from mlctl.optimize.proofs.independence import is_row_independent
 from mlctl.optimize.proofs.reference import Reference, load_reference
 from mlctl.registry.catalog import ModelFormat, SourceModel
 from mlctl.registry.onnx_import import read_import
-from mlctl.services.runtime.session import Session, open_session
+from mlctl.services.model.session import Session, open_session
 from tests.support import onnx_models
 
 RNG = np.random.default_rng(23)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from tests.optimize.zoo import models
 from tests.optimize.zoo.prove import prove_signature, rejection, signature_of
 from tests.support import torch_models

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.pipeline import OptimizeResult, optimize
 from mlctl.optimize.prepare import OptimizeOptions
@@ -22,8 +22,8 @@ from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.recipes.discovery import select
 from mlctl.registry.catalog import ModelFormat, SourceModel
 from mlctl.registry.mlmodel import read_mlmodel
-from mlctl.services.runtime.golden import load_golden
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.golden import load_golden
+from mlctl.services.model.session import open_session
 from tests.optimize.zoo import models
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.quiet import quiet
 from mlctl.optimize.pipeline import optimize
 from mlctl.optimize.recipes.fp32 import Fp32
 from mlctl.optimize.text.encoder import load_text_encoder, read_text_encoder
@@ -19,9 +20,8 @@ from mlctl.registry.catalog import SourceModel, artifacts_sha256
 from mlctl.registry.hugging_face import read_folder
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.mlmodel import read_mlmodel
-from mlctl.registry.quiet import quiet
-from mlctl.services.runtime.scorer import Scorer, join_rows, split_rows
-from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.model.scorer import Scorer, join_rows, split_rows
+from mlctl.services.model.settings import RuntimeSettings
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows
 from tests.support.text_models import sentences, text_pipeline, texts

@@ -16,11 +16,11 @@ import httpx
 import psutil
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
 from mlctl.rollout.domain.spec import Outcome, Ports, RolloutSpec, Slot
-from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.domain.statistics.verdict import Gate
 from mlctl.rollout.drivers.local.processes import process_role, strays
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal

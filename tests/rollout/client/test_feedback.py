@@ -15,13 +15,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.main import cli
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.feedback import FeedbackReport, add_feedback
 from mlctl.rollout.client.label_file import read_label_stream, read_labels
 from mlctl.rollout.client.rendering import event_line
-from mlctl.rollout.domain.join import Recorded
-from mlctl.rollout.domain.labels import Label
+from mlctl.rollout.domain.shadow.join import Recorded
+from mlctl.rollout.domain.shadow.labels import Label
 from mlctl.rollout.domain.spec import DeploymentSettings, Ports, RolloutSpec
 from mlctl.rollout.drivers.local.samples import SampleFolder
 from mlctl.rollout.journal import paths

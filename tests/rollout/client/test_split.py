@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
 from mlctl.rollout.client import split as splits
 from mlctl.rollout.domain.spec import Outcome, Slot
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal
-from tests.support.mlctl import Mlctl
+from tests.support.command_line import Mlctl
 from tests.support.planes import broken_connections
 from tests.support.rollouts import Load, kill_daemon, quick_settings, quick_spec, revision
 from tests.support.wait import wait_until

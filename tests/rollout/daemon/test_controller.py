@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.daemon.controller import Controller
+from mlctl.rollout.domain.interfaces import ProcessState, TrafficSplit
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.ports import ProcessState, TrafficSplit
 from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from mlctl.rollout.domain.verdict import Gate, HoldReason
+from mlctl.rollout.domain.statistics.verdict import Gate, HoldReason
 from mlctl.rollout.journal import records
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.records import JournalEvent, Rollout
@@ -553,7 +553,7 @@ def test_rollback__while_the_previous_version_is_stopped__started_again(stage: S
     promoted(stage)
     started = len(stage.launcher.started)
     stage.journal.release_previous(
-        "shop", "its time is over", stage.journal.deployment("shop").epoch
+        "shop", "the time to keep it has ended", stage.journal.deployment("shop").epoch
     )
     taken_back(stage)
     stage.controller.tick()

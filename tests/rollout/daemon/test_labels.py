@@ -14,10 +14,10 @@ from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from mlctl.rollout.daemon.controller import Controller
 from mlctl.rollout.daemon.recording import Recording
 from mlctl.rollout.daemon.reporting.series import Series
-from mlctl.rollout.domain.labels import RIGHT, WRONG
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
+from mlctl.rollout.domain.shadow.labels import RIGHT, WRONG
 from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase
-from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.domain.statistics.verdict import Gate
 from mlctl.rollout.drivers.local.samples import SampleFolder
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.predictions import PredictionStore

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from mlctl.rollout.daemon.context import DaemonContext
 from mlctl.rollout.daemon.supervisor import Supervisor, not_warm
-from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.interfaces import DataPlaneUnavailable, ProcessState, RunningRevision
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.ports import DataPlaneUnavailable, ProcessState, RunningRevision
 from mlctl.rollout.domain.process_ref import PROXY
 from mlctl.rollout.domain.spec import (
     DeploymentSettings,
@@ -24,7 +25,6 @@ from mlctl.rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.drivers.envoy.proxy import EnvoyFiles
 from mlctl.rollout.drivers.local import processes
 from mlctl.rollout.drivers.local.fleet import replicas_of
@@ -53,7 +53,7 @@ class Stage:
 
     def take_over(self) -> Supervisor:
         self.epoch = self.journal.take_over("shop")
-        world = World(
+        world = DaemonContext(
             "shop",
             self.epoch,
             self.journal,
@@ -369,7 +369,7 @@ class TestPrevious:
     [
         (99.0, 0.5, None),
         (99.0, 0.1, None),
-        (100.0, 0.5, "its time is over"),
+        (100.0, 0.5, "the time to keep it has ended"),
         (50.0, 0.04, "4% of the memory is available (minimum 10%)"),
     ],
 )

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from mlctl.rollout.daemon.vitals import Counters, Pulse, Vitals, read_counters
-from mlctl.rollout.domain.autoscale import ReplicaLoad
-from mlctl.rollout.domain.ports import RunningRevision
+from mlctl.rollout.domain.interfaces import RunningRevision
 from mlctl.rollout.domain.process_ref import ProcessRef
 from mlctl.rollout.domain.spec import Endpoint
+from mlctl.rollout.domain.traffic.autoscale import ReplicaLoad
 from tests.support.rollouts import revision
 from tests.support.wait import wait_until
 

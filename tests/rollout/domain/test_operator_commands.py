@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from mlctl.rollout.domain.operator_commands import OperatorCommand, Request, next_request
+from mlctl.rollout.domain.operator_commands import OperatorCommand, OperatorRequest, next_request
 
 
-def requests(*commands: OperatorCommand) -> tuple[Request, ...]:
-    return tuple(Request(seq, command, "by hand") for seq, command in enumerate(commands, start=1))
+def requests(*commands: OperatorCommand) -> tuple[OperatorRequest, ...]:
+    return tuple(
+        OperatorRequest(seq, command, "by hand") for seq, command in enumerate(commands, start=1)
+    )
 
 
 def test_next_request__applied_command__is_not_repeated() -> None:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from mlctl.rollout.domain.agreement import (
+from mlctl.rollout.domain.shadow.agreement import (
     UNRECORDED_SECONDS,
     ShadowEvidence,
     ShadowWindow,
     given_up,
 )
 from mlctl.rollout.domain.spec import RolloutSpec
-from mlctl.rollout.domain.verdict import Action
+from mlctl.rollout.domain.statistics.verdict import Action
 
 SPEC = RolloutSpec(shadow_percent=20, shadow_requests=50, shadow_wait_seconds=100.0)
 NONE = ShadowEvidence()

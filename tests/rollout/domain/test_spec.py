@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.rollout.domain.spec import DeploymentSettings, Revision, RolloutSpec, Slot, check_name
 from mlctl.rollout.journal import records
 from tests.support.rollouts import revision

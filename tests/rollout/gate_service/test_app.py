@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.rollout.domain.spec import RolloutSpec
 from mlctl.rollout.drivers.kubernetes.meter import Scrape
 from mlctl.rollout.gate_service.app import gate_app

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from mlctl.bundle.ports import free_ports
 from mlctl.cli.main import cli
+from mlctl.core.ports import free_ports
 from tests.support.wait import wait_until
 
 UP = ("up", "shop", "digits", "--target", "kubernetes", "--route", "web", "--services")

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from mlctl.rollout.domain.counts import Counts, Window
+from mlctl.rollout.domain.machine.state_machine import TickObservation
 from mlctl.rollout.domain.spec import RolloutSpec
-from mlctl.rollout.domain.state_machine import TickObservation
-from mlctl.rollout.domain.verdict import Gate, HoldReason
+from mlctl.rollout.domain.statistics.verdict import Gate, HoldReason
+from mlctl.rollout.domain.traffic.counts import Counts, Window
 from mlctl.rollout.gate_service.session import (
     GateSession,
     Result,

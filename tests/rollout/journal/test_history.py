@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.journal import history
 from mlctl.rollout.journal.history import Moment
 from mlctl.rollout.journal.journal import Journal

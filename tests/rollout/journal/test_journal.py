@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.rollout.domain import state_machine as machine
-from mlctl.rollout.domain.evidence import GateEvidence
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.rollout.domain.machine import state_machine as machine
+from mlctl.rollout.domain.machine.evidence import GateEvidence
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase, RolloutProgress, Signal
 from mlctl.rollout.domain.operator_commands import OperatorCommand
 from mlctl.rollout.domain.process_ref import ProcessRef
-from mlctl.rollout.domain.scores import ProvedScore
 from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     Outcome,
@@ -25,7 +25,7 @@ from mlctl.rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress, Signal
+from mlctl.rollout.domain.statistics.scores import ProvedScore
 from mlctl.rollout.journal.journal import (
     KEEP_TICKS_SECONDS,
     Journal,
@@ -213,7 +213,7 @@ def test_release_previous__kept_revision__stays_known_but_not_warm(journal: Jour
     create(journal)
     epoch = journal.take_over("shop")
     finish(journal, journal.begin("shop", GREEN, SPEC), epoch)
-    journal.release_previous("shop", "its time is over", epoch)
+    journal.release_previous("shop", "the time to keep it has ended", epoch)
     previous = journal.deployment("shop").previous
     assert previous is not None
     assert (previous.revision, previous.warm_until) == (BLUE, 0.0)
@@ -221,7 +221,7 @@ def test_release_previous__kept_revision__stays_known_but_not_warm(journal: Jour
     assert last is not None
     assert (last.kind, last.body["bento"]) == ("previous_stopped", "tiny:aa")
     with pytest.raises(StaleEpochError):
-        journal.release_previous("shop", "its time is over", epoch - 1)
+        journal.release_previous("shop", "the time to keep it has ended", epoch - 1)
 
 
 def test_request__promotion_being_recorded__rejected(journal: Journal) -> None:
@@ -304,7 +304,7 @@ def test_last_command__what_a_client_asks_of_this_deployment__only_that_changes_
 _PROMOTE = """
 import sys
 from pathlib import Path
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.domain.spec import Revision, RolloutSpec
 green = Revision("tiny:bb", "bb".ljust(64, "0"), "tiny-optimized", "1", "models:/tiny/1")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
 from mlctl.rollout.domain.spec import Ports, RolloutSpec
 from mlctl.rollout.journal import paths

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mlctl.bundle.output_kinds import OutputKind
-from mlctl.rollout.domain.join import Recorded
-from mlctl.rollout.domain.labels import RIGHT, WRONG, Deviation
+from mlctl.rollout.domain.shadow.join import Recorded
+from mlctl.rollout.domain.shadow.labels import RIGHT, WRONG, Deviation
 from mlctl.rollout.domain.spec import RolloutSpec
 from mlctl.rollout.journal.predictions import PredictionStore
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlctl.rollout.domain.agreement import ShadowWindow
-from mlctl.rollout.domain.counts import Counts, Window
-from mlctl.rollout.domain.evidence import GateEvidence, fold, fold_shadow
+from mlctl.rollout.domain.machine.evidence import GateEvidence, fold, fold_shadow
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase, RolloutProgress
+from mlctl.rollout.domain.shadow.agreement import ShadowWindow
 from mlctl.rollout.domain.spec import DeploymentSettings, Outcome, Ports, RolloutSpec
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
-from mlctl.rollout.domain.verdict import Action, Gate, Verdict
+from mlctl.rollout.domain.statistics.verdict import Action, Gate, Verdict
+from mlctl.rollout.domain.traffic.counts import Counts, Window
 from mlctl.rollout.journal import records
 from mlctl.rollout.journal.journal import Journal
 from tests.support.rollouts import revision

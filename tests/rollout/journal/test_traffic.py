@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlctl.rollout.domain.batch_traffic import KEPT_HOURS, TrafficHour
+from mlctl.rollout.domain.traffic.batch_traffic import KEPT_HOURS, TrafficHour
 from mlctl.rollout.journal.traffic import HourlyTraffic, read_traffic
 from tests.support.clock import ManualClock
 

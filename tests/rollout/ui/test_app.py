@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from mlctl.bundle.errors import ErrorCode
+from mlctl.core.errors import ErrorCode
 from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.ui.access import CSRF_HEADER, PageAccess
 from mlctl.rollout.ui.app import ui_app
 from tests.support.clock import ManualClock

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.ui.access import PageAccess
 from mlctl.rollout.ui.app import ui_app
 from tests.support.browser import CHROMIUM, Browser, open_browser

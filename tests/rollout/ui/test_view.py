@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from mlctl.rollout.domain.batch_traffic import TrafficHour
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
 from mlctl.rollout.domain.spec import Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.traffic.batch_traffic import TrafficHour
 from mlctl.rollout.journal.records import JournalEvent
 from mlctl.rollout.ui.charts import latency_chart, traffic_chart
 from mlctl.rollout.ui.view import Page, RolloutPage, RolloutRecord, allowed, deployment_page

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
 from mlctl.services.batch.job import BatchConfig
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.formats import delimited, jsonl
 from mlctl.services.batch.sources import open_source
 from mlctl.services.batch.units import ColumnReading
-from mlctl.services.runtime.tabular.input_columns import column_types, find_feeds
+from mlctl.services.tables.input_columns import column_types, find_feeds
 
 AGE = {"age": pa.float64()}
 

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import verify
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.job import BatchConfig, run_job
 from mlctl.services.batch.local_executor import local_executor
-from mlctl.services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
+from mlctl.services.batch.progress import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source
 from mlctl.services.batch.units import Job, ScoredPiece, Unit

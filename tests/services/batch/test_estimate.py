@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.estimate import CostEstimate, estimate
 from mlctl.services.batch.job import BatchConfig
 from mlctl.services.batch.sources import open_source

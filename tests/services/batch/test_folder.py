@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.job import BatchConfig
-from mlctl.services.batch.run import RunControl
+from mlctl.services.batch.progress import RunControl
 from mlctl.services.batch.sinks import open_sink
 from tests.support import tables
 from tests.support.bundles import make_bundle

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.job import BatchConfig
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.generate.options import AnswerOptions
 from mlctl.services.generate.scorer import TextScorer
-from mlctl.services.runtime.settings import RuntimeSettings
+from mlctl.services.model.settings import RuntimeSettings
 from tests.support import tables
 from tests.support.tiny_llm import ANSWERS
 

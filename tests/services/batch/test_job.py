@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.filters import Filter
 from mlctl.services.batch.folder import FolderSink
 from mlctl.services.batch.job import BatchConfig, run_job
 from mlctl.services.batch.local_executor import local_executor
-from mlctl.services.batch.run import BatchEvent, BatchPhase, RunControl
+from mlctl.services.batch.progress import BatchEvent, BatchPhase, RunControl
 from mlctl.services.batch.scoring import PieceScorer
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.locations import list_files, scheme_of, suffix_of, without_password
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source

@@ -12,10 +12,10 @@ import duckdb
 import psycopg
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.job import BatchConfig, BatchReport, run_job
 from mlctl.services.batch.local_executor import local_executor
-from mlctl.services.batch.run import BatchEvent, RunControl
+from mlctl.services.batch.progress import BatchEvent, RunControl
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source
 from mlctl.services.batch.units import Source

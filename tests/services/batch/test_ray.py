@@ -16,22 +16,22 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch import ray_executor as cluster
 from mlctl.services.batch.files import FileSource
 from mlctl.services.batch.job import BatchConfig, BatchReport, make_job, make_plan, run_job
 from mlctl.services.batch.local_executor import local_executor
+from mlctl.services.batch.progress import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from mlctl.services.batch.ray_executor import ScoringActor, WorkerSetup, read_files
-from mlctl.services.batch.run import BatchEvent, BatchPhase, ErrorLimit, RunControl
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source
 from mlctl.services.batch.units import Marker, Piece, Sink, Source, Unit
 from mlctl.services.batch.worker import Scoring
-from mlctl.services.runtime.pipeline_scorer import VerifiedPipeline
-from mlctl.services.runtime.scorable import Scorable
-from tests.services.runtime.test_pipeline_scorer import pipeline
+from mlctl.services.layout.pipeline_scorer import VerifiedPipeline
+from mlctl.services.layout.scorable import Scorable
+from tests.services.layout.test_pipeline_scorer import pipeline
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 from tests.support.wait import wait_until

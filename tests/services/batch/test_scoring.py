@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import Manifest
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.answers import quarantine_schema, require_columns, result_schema
 from mlctl.services.batch.filters import Filter
 from mlctl.services.batch.scoring import PieceScorer, ScoringPlan
 from mlctl.services.batch.units import Piece, ScoredPiece, Unit
-from mlctl.services.runtime.scorer import Scorer
-from mlctl.services.runtime.tabular.input_columns import find_feeds
+from mlctl.services.model.scorer import Scorer
+from mlctl.services.tables.input_columns import find_feeds
 from tests.support.sessions import FunctionSession
 
 SOURCE = pa.schema([("id", pa.int64()), ("x", pa.float32())])

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.spark import make_predict
-from mlctl.services.runtime.pipeline_scorer import VerifiedPipeline
-from tests.services.runtime.test_pipeline_scorer import pipeline
+from mlctl.services.layout.pipeline_scorer import VerifiedPipeline
+from tests.services.layout.test_pipeline_scorer import pipeline
 from tests.support import tables
 from tests.support.bundles import expected, make_bundle
 from tests.support.pairs import answer_of, make_pair_pipeline

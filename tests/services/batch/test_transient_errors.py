@@ -19,12 +19,12 @@ import numpy as np
 import psycopg
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.databases import sqlite
 from mlctl.services.batch.job import BatchConfig, run_job
 from mlctl.services.batch.local_executor import local_executor
-from mlctl.services.batch.run import BatchEvent, BatchPhase, RunControl
+from mlctl.services.batch.progress import BatchEvent, BatchPhase, RunControl
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.batch.sources import open_source
 from mlctl.services.batch.transient_errors import is_transient, permanent_reason

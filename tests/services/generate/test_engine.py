@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import GENERATION_FOLDER
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.decoder import Decoder
 from mlctl.services.generate.engine import (
     ContinuousBatch,

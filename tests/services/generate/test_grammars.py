@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import GENERATION_FOLDER
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.grammars import Grammar, GrammarProcess
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.generate.requests import (
     ChatRequest,
     CompletionRequest,

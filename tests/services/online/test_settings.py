@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
 from mlctl.services.online.settings import load_settings
-from mlctl.services.runtime.tensorrt.profile import DEFAULT_LENGTHS, SizeRange
 
 
 def test_settings__defaults__are_safe(monkeypatch: pytest.MonkeyPatch) -> None:

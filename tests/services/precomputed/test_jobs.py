@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.job import BatchConfig, BatchReport
-from mlctl.services.batch.run import BatchEvent, BatchPhase, RunControl
+from mlctl.services.batch.progress import BatchEvent, BatchPhase, RunControl
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.precomputed.store_urls import open_store
 from tests.services.precomputed.conftest import NAME, Bench

@@ -12,8 +12,8 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.models.served_model import ServedModel
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.precomputed.base import PrecomputedRow

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.precomputed.base import StoreError
 from mlctl.services.precomputed.row_codec import RowCodec
 

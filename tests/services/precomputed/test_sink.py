@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.job import BatchConfig
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.online.models.served_model import ServedModel

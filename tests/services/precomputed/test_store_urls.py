@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.cli.main import cli
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.settings import load_settings
 from mlctl.services.precomputed.settings import read_store_location
 from mlctl.services.precomputed.store_urls import redact_location

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.batch.job import BatchConfig
 from mlctl.services.batch.sinks import open_sink
 from mlctl.services.online.models.served_model import ServedModel

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.codec import V2Codec
 from mlctl.services.protocol.wire import InferRequest
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import BusyError
 from mlctl.services.protocol import compression as encoding
 from mlctl.services.protocol.compression import (

@@ -2,7 +2,7 @@ import tracemalloc
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.json_body import MAX_OBJECTS, MAX_VALUES, parse_object
 
 

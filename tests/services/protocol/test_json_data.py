@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.core.errors import MlctlError
 from mlctl.services.protocol.json_data import decode_data, encode_data
 from mlctl.services.protocol.wire import declare
 

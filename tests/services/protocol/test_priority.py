@@ -1,6 +1,6 @@
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.protocol.priority import Priority, parse_priority, priority_of_headers
 
 

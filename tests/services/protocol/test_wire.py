@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.tensors import Datatype, TensorSpec
+from mlctl.core.errors import MlctlError
 from mlctl.services.protocol.wire import check_outputs, declare, decode_raw, encode_raw
 
 SPECS = {

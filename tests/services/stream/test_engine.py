@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.answer_headers import AnswerHeaders
 from mlctl.services.stream.base import (
     Commit,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import ConnectionRequest, StreamUrl
 from mlctl.services.stream.transports.kafka import transport
 from mlctl.services.stream.transports.kafka_client import properties

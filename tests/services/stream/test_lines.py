@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlctl.bundle import files
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core import files
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import MlctlError
-from mlctl.services.runtime.access import Access
+from mlctl.core.errors import MlctlError
+from mlctl.services.access import Access
 from mlctl.services.stream.events import CommittedBatch, StreamEvent, StreamPhase, StreamTotals
 from mlctl.services.stream.metrics import StreamMetrics, counted_events, serving
 from tests.support.clock import ManualClock

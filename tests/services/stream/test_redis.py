@@ -11,7 +11,7 @@ import pytest
 import redis
 import redis.connection
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import (
     Commit,
     ConnectionRequest,

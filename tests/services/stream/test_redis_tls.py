@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import ConnectionRequest, Guarantee, StreamUrl
 from mlctl.services.stream.transports import transport_of
 from tests.services.precomputed.servers import redis_server

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.services.runtime.bisect import TooManyError
-from mlctl.services.runtime.run_errors import ModelRunError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.run_errors import ModelRunError
 from mlctl.services.stream.answer_headers import AnswerHeaders
 from mlctl.services.stream.base import Decoded, Message, StreamUrl
 from mlctl.services.stream.scoring import Fault, MessageScorer, OutOfMemoryError
+from mlctl.services.tables.bisect import TooManyError
 
 
 class Numbers:

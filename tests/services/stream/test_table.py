@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import ConnectionRequest, Outgoing, RejectedAnswersError, StreamUrl
 from mlctl.services.stream.engine import RunSettings
 from mlctl.services.stream.payloads import PayloadRequest
-from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.start import StreamConfig, run_stream
 from mlctl.services.stream.transports import transport_of
 from mlctl.services.stream.transports.table import TableProducer
 from tests.services.stream.contract import read, send

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import Message, Outgoing, StreamUrl
 from mlctl.services.stream.tools import as_document, as_lines, redrive, send
 from mlctl.services.stream.transports import transport_of

@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.clock import SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.answer_headers import AnswerHeaders
 from mlctl.services.stream.base import Commit, ConnectionRequest, Message, Outgoing, StreamUrl
 from mlctl.services.stream.engine import RunSettings, StreamEngine, StreamReport

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import (
     ConnectionRequest,
     Outgoing,
@@ -17,7 +17,7 @@ from mlctl.services.stream.base import (
     StreamUrl,
 )
 from mlctl.services.stream.engine import RunSettings
-from mlctl.services.stream.run import StreamConfig, run_stream
+from mlctl.services.stream.start import StreamConfig, run_stream
 from mlctl.services.stream.transports import transport_of
 from mlctl.services.stream.transports.bridge import connect
 from mlctl.services.stream.transports.webhook import WebhookProducer

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Hold, Inflight, deadline_exceeded
 from mlctl.services.online.grpc.http2.frames import Reason
 from mlctl.services.online.grpc.http2.head import HEADERS, OK_TRAILERS, CallHead, make_trailers

@@ -14,7 +14,7 @@ from itertools import chain
 from time import monotonic
 from typing import Any, Protocol, cast
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.grpc.http2.call import GrpcCall
 from mlctl.services.online.grpc.http2.core import Core
 from mlctl.services.online.grpc.http2.events import (
@@ -30,7 +30,7 @@ from mlctl.services.online.grpc.http2.events import (
 )
 from mlctl.services.online.grpc.http2.frames import MAX_STREAM, BrokenError, Reason
 from mlctl.services.online.grpc.http2.head import CallHead
-from mlctl.services.online.grpc.http2.infer_stream import InferStream, OpenInferStream
+from mlctl.services.online.grpc.http2.http2_call import Http2Call, OpenInferStream
 from mlctl.services.online.grpc.http2.outbox import Parking, SendQueue
 from mlctl.services.online.turns import turns_of
 
@@ -94,7 +94,7 @@ class Times:
 
 # Makes and begins the call of a stream: its head, and all its data, or None if more follows.
 # Returns None if the call is answered already.
-OpenCall = Callable[["Connection", int, CallHead, bytes | None], GrpcCall | InferStream | None]
+OpenCall = Callable[["Connection", int, CallHead, bytes | None], GrpcCall | Http2Call | None]
 
 
 class ConnectionCall(Protocol):

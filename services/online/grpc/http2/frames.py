@@ -79,7 +79,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def settings(values: Mapping[SettingId, int]) -> bytes:
-    """What we tell of ourselves."""
+    """Encode a SETTINGS frame."""
     pairs = [_SETTING.pack(name, value) for name, value in values.items()]
     return frame(SETTINGS, 0, 0, b"".join(pairs))
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.grpc.http2.huffman import decode_huffman
 from mlctl.services.online.grpc.http2.messages import CODINGS
 from mlctl.services.online.grpc.status import Trailer

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.batching.executor import Answer
 from mlctl.services.online.grpc.http2.head import CallHead
 from mlctl.services.online.http.responses import RequestIds

@@ -11,18 +11,18 @@ from typing import Any
 
 import grpc
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.batching.admission import Inflight
 from mlctl.services.online.grpc.http2.call import GrpcCall, MethodHandler, stopping
 from mlctl.services.online.grpc.http2.connection import Connection, OpenWhole, Times
 from mlctl.services.online.grpc.http2.head import CallHead
-from mlctl.services.online.grpc.http2.infer_stream import InferStream, InferStreams
+from mlctl.services.online.grpc.http2.http2_call import Http2Call, InferStreams
 from mlctl.services.online.grpc.http2.messages import CODINGS
 from mlctl.services.online.grpc.http2.observed_calls import GrpcCalls
 from mlctl.services.online.grpc.http2.outbox import Parking
+from mlctl.services.online.grpc_port import port_taken
 from mlctl.services.online.models.extensions import unserved_method
 from mlctl.services.online.models.repository import Serving
-from mlctl.services.online.ports import port_taken
 from mlctl.services.protocol.messages import SERVICE
 
 # As over HTTP. A client that finds it full retries a second later.
@@ -154,7 +154,7 @@ class Http2Server:
 
     def _open(
         self, connection: Connection, stream: int, head: CallHead, data: bytes | None
-    ) -> GrpcCall | InferStream | None:
+    ) -> GrpcCall | Http2Call | None:
         """Return the call of a new stream, which has begun, or None if it is answered already."""
         handler = self._infer.find(head)
         if handler is not None:

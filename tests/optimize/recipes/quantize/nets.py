@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from mlctl.bundle.entries import Key
+from mlctl.core.entries import Key
 from mlctl.optimize.cache import fetch_or_build
 from mlctl.optimize.data import Rows
 from mlctl.optimize.metrics.parity import compare
 from mlctl.optimize.recipes.base import Quality, Workbench
-from mlctl.services.runtime.session import open_session
+from mlctl.services.model.session import open_session
 
 OUTLIER = 500.0
 

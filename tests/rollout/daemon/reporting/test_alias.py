@@ -15,6 +15,7 @@ from mlctl.rollout.daemon.reporting.outbox import (
     OutboxStopped,
     run_command,
 )
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     Outcome,
@@ -23,7 +24,6 @@ from mlctl.rollout.domain.spec import (
     RolloutSpec,
     champion_command,
 )
-from mlctl.rollout.domain.state_machine import RolloutPhase, RolloutProgress
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.records import dumps
 from tests.support.clock import ManualClock

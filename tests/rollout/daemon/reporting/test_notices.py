@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from mlctl.rollout.daemon.reporting.notices import KINDS, notice
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.journal.records import JournalEvent
 from tests.support.played import Played
 

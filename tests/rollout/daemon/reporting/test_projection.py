@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.registry.runs import MetricSample, RunRef
 from mlctl.rollout.daemon.reporting.projection import Projection, link
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.records import Delivery, run_sink
 from mlctl.rollout.journal.schema import transaction

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.links import links
 from mlctl.rollout.daemon.reporting import runs
 from mlctl.rollout.daemon.reporting.outbox import DeliveryError, OutboxStopped
 from mlctl.rollout.daemon.reporting.runs import RunsSink
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import runs_command
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mlctl.rollout.daemon.reporting.series import Series, SeriesPoint
-from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from tests.support.played import Played
 
 

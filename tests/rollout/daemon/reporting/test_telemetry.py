@@ -10,13 +10,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.daemon.reporting.telemetry import MetricsServer, RolloutCollector
 from mlctl.rollout.daemon.reporting.webhooks import sink_of
-from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import DeploymentSettings, Ports, Slot
-from mlctl.rollout.domain.split import SplitRecord
-from mlctl.rollout.domain.state_machine import RolloutPhase
+from mlctl.rollout.domain.traffic.counts import Totals
+from mlctl.rollout.domain.traffic.split import SplitRecord
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.records import Delivery
 from tests.support.clock import ManualClock

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.clock import SystemClock
+from mlctl.core.errors import MlctlError
 from mlctl.rollout.daemon.reporting import outbox
 from mlctl.rollout.daemon.reporting.outbox import Delivering, EventSink, OpenSink, Outbox
 from mlctl.rollout.daemon.reporting.webhooks import (
@@ -26,8 +26,8 @@ from mlctl.rollout.daemon.reporting.webhooks import (
     signature,
     sink_of,
 )
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import DeploymentSettings, RolloutSpec
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.journal.journal import Journal
 from tests.support.clock import ManualClock
 from tests.support.played import SPEC, Played

@@ -9,7 +9,7 @@ import pytest
 from mlctl.rollout.daemon.segments import Segments
 from mlctl.rollout.daemon.shadow import disagreements as kept
 from mlctl.rollout.daemon.shadow.disagreements import Disagreements
-from mlctl.rollout.domain.join import AnswerSide, Joiner, Pair
+from mlctl.rollout.domain.shadow.join import AnswerSide, Joiner, Pair
 from tests.rollout.daemon.shadow.recorded import write_segment
 
 

@@ -14,9 +14,9 @@ from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from mlctl.rollout.client.rendering import event_line
 from mlctl.rollout.daemon.controller import Controller
 from mlctl.rollout.daemon.recording import Recording
-from mlctl.rollout.domain.agreement import ShadowWindow
-from mlctl.rollout.domain.counts import Counts, Totals, Window
-from mlctl.rollout.domain.evidence import GateEvidence, fold, fold_shadow, next_step
+from mlctl.rollout.domain.machine.evidence import GateEvidence, fold, fold_shadow, next_step
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
+from mlctl.rollout.domain.shadow.agreement import ShadowWindow
 from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     Outcome,
@@ -25,8 +25,8 @@ from mlctl.rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from mlctl.rollout.domain.state_machine import RolloutPhase
-from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.domain.statistics.verdict import Gate
+from mlctl.rollout.domain.traffic.counts import Counts, Totals, Window
 from mlctl.rollout.drivers.local.samples import SampleFolder
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.records import ENDED, TICK, JournalEvent, Rollout

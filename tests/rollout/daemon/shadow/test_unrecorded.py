@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.client import deployments
 from mlctl.rollout.client.rendering import event_line
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import Outcome
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from tests.support.rollouts import Load, quick_settings, quick_spec, revision, story
 
 pytestmark = pytest.mark.slow

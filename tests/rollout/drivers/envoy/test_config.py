@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from mlctl.rollout.domain.counts import LATENCY_EDGES_MS, latency_edge
-from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.interfaces import TrafficSplit
 from mlctl.rollout.domain.spec import Endpoint, Ports, Slot
+from mlctl.rollout.domain.traffic.counts import LATENCY_EDGES_MS, latency_edge
 from mlctl.rollout.drivers.envoy import config
 from mlctl.rollout.drivers.envoy.proxy import EnvoyFiles
 

@@ -10,8 +10,8 @@ import grpc
 import httpx
 import pytest
 
-from mlctl.bundle.ports import free_ports
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
+from mlctl.core.ports import free_ports
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from mlctl.rollout.domain.spec import DeploymentSettings, Ports, Slot
 from mlctl.rollout.drivers.envoy import config
 from mlctl.rollout.drivers.envoy import proxy as envoy

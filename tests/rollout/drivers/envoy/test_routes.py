@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.interfaces import TrafficSplit
 from mlctl.rollout.domain.spec import DeploymentSettings, Slot
 from mlctl.rollout.drivers.envoy.routes import parse_traffic, route_table
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mlctl.rollout.domain.counts import LATENCY_EDGES_MS
 from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.traffic.counts import LATENCY_EDGES_MS
 from mlctl.rollout.drivers.envoy.stats import STATS_FILTER, parse_stats
 
 GRPC = "grpc.inference.GRPCInferenceService.ModelInfer"

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client import deployments
 from mlctl.rollout.client import scaling as resizing
 from mlctl.rollout.client.process_table import listing
+from mlctl.rollout.domain.interfaces import TrafficSplit
 from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
-from mlctl.rollout.domain.ports import TrafficSplit
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.process_ref import DAEMON
 from mlctl.rollout.domain.spec import DeploymentSettings, Slot
-from mlctl.rollout.domain.state_machine import RolloutPhase
 from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from mlctl.rollout.drivers.kubernetes.route import Claim
 from mlctl.rollout.journal import paths

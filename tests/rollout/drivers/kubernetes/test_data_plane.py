@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from mlctl.bundle.latency import SERVED_EDGES_MS
-from mlctl.rollout.domain.counts import difference
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.traffic.counts import difference
 from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from mlctl.rollout.drivers.kubernetes.gateway import Gateway
 from mlctl.rollout.drivers.kubernetes.route import EPOCH, HOLDER, Claim

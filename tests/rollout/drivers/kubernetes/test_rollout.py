@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from mlctl.bundle.latency import SERVED_EDGES_MS
+from mlctl.rollout.daemon.context import DaemonContext
 from mlctl.rollout.daemon.controller import Controller
 from mlctl.rollout.daemon.reporting.notices import notice
-from mlctl.rollout.daemon.world import World
+from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
 from mlctl.rollout.domain.kubernetes_target import KubernetesTarget
-from mlctl.rollout.domain.ports import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
+from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.spec import (
     DeploymentSettings,
     Outcome,
@@ -22,8 +23,7 @@ from mlctl.rollout.domain.spec import (
     RolloutSpec,
     Slot,
 )
-from mlctl.rollout.domain.state_machine import RolloutPhase
-from mlctl.rollout.domain.verdict import Gate
+from mlctl.rollout.domain.statistics.verdict import Gate
 from mlctl.rollout.drivers.kubernetes.data_plane import KubernetesDataPlane
 from mlctl.rollout.drivers.kubernetes.launcher import KubernetesLauncher
 from mlctl.rollout.drivers.kubernetes.route import Claim
@@ -64,7 +64,7 @@ class Stage:
         rollout = self.journal.begin("shop", revision(GREEN_DIGEST), SPEC)
         launcher = KubernetesLauncher(self.target, self.data_plane, self.directory)
         settings = self.journal.deployment("shop").settings
-        world = World(
+        world = DaemonContext(
             "shop",
             self.epoch,
             self.journal,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlctl.bundle.latency import SERVED_EDGES_MS
-from mlctl.rollout.domain.counts import Totals
+from mlctl.rollout.domain.traffic.counts import Totals
 from mlctl.rollout.drivers.kubernetes.scrape import NOTHING, PodTally, read_totals
 from tests.support.kube import FakePod
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.rollout.domain.spec import Endpoint
 from mlctl.rollout.drivers.local.activator import Activator, HoldLimits
 from tests.support.listening import until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.rollout.domain.ports import ProcessState, RunningRevision
+from mlctl.rollout.domain.interfaces import ProcessState, RunningRevision
 from mlctl.rollout.domain.spec import Endpoint, Slot
 from mlctl.rollout.drivers.local import processes
 from mlctl.rollout.drivers.local.launcher import LocalLauncher

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.drivers.local import logs
 from mlctl.rollout.drivers.local.logs import Follower, LogLine
 

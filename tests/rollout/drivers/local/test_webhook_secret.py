@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.domain.spec import DeploymentSettings
 from mlctl.rollout.drivers.local.security_settings import (
     WEBHOOK_SECRET,

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode
+from mlctl.core.errors import ErrorCode
 from mlctl.services.online.batching.scheduler import Limits, Priority, QueueFullError
 from tests.support.simulation import (
     Arrival,

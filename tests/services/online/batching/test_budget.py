@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode
 from mlctl.services.online.batching.admission import BusyError, Hold, Inflight
 from mlctl.services.online.grpc.server import GrpcServer
 from mlctl.services.online.http.app import V2App

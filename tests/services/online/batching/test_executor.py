@@ -8,13 +8,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from mlctl.services.online.batching.executor import Answer, Arrays, BatchExecutor
+from mlctl.core.clock import SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.padding import LengthPadding
+from mlctl.services.online.batching.executor import Answer, BatchExecutor
 from mlctl.services.online.batching.scheduler import Limits, Priority, QueueFullError
 from mlctl.services.online.metrics.counts import BatchStats
-from mlctl.services.runtime.padding import LengthPadding
 from tests.support.clock import ManualClock
 from tests.support.wait import wait_until
 

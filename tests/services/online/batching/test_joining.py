@@ -3,10 +3,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.bundle.arrays import Arrays
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
-from mlctl.services.online.batching.executor import Arrays, Outcome, run_joined
-from mlctl.services.runtime.padding import LengthPadding
+from mlctl.core.errors import MlctlError
+from mlctl.services.model.padding import LengthPadding
+from mlctl.services.online.batching.executor import Outcome, run_joined
 
 
 def request(*values: float) -> Arrays:

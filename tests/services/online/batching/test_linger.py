@@ -4,9 +4,9 @@ from math import inf
 
 import pytest
 
+from mlctl.services.model.batch_costs import BatchCosts
 from mlctl.services.online.batching.linger import LingerHeuristic
 from mlctl.services.online.batching.scheduler import Limits
-from mlctl.services.runtime.batch_costs import BatchCosts
 from tests.services.online.batching.test_batcher_under_load import dense, flat, steep
 from tests.support.simulation import Cost, SimulatedServer, Story, percentile, poisson
 

@@ -4,7 +4,8 @@ from math import inf
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.batch_costs import NOTHING_MEASURED, BatchCosts
 from mlctl.services.online.batching.scheduler import (
     BatchScheduler,
     Limits,
@@ -12,7 +13,6 @@ from mlctl.services.online.batching.scheduler import (
     QueueFullError,
     Ticket,
 )
-from mlctl.services.runtime.batch_costs import NOTHING_MEASURED, BatchCosts
 
 FAR = 1000.0
 FLAT = {1: 1.0, 4: 1.0}  # what a batch costs on an accelerator that is not full

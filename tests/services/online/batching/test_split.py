@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 import pytest
 
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.services.online.batching.executor import Arrays, BatchExecutor
+from mlctl.bundle.arrays import Arrays
+from mlctl.core.clock import SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.online.batching.executor import BatchExecutor
 from mlctl.services.online.batching.scheduler import Limits
 from mlctl.services.online.batching.split import split_evenly
 from tests.services.online.batching.test_executor import Meter, until, x, y

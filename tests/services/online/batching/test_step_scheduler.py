@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import Limits, QueueFullError
 from mlctl.services.online.batching.scheduler import MAX_CONSECUTIVE_HIGH, Ticket
 from mlctl.services.online.batching.step_scheduler import StepScheduler

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 import pytest
 
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.clock import SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.scheduler import Limits, Priority
 from mlctl.services.online.batching.stepwise import Steps, StepwiseExecutor
-from mlctl.services.runtime.streaming import ROOM, Answer
+from mlctl.services.online.batching.streaming import ROOM, Answer
 from tests.services.online.batching.test_executor import Meter, until, x, y
 from tests.support.clock import ManualClock
 

@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.grpc.codec import FIELDS, GrpcCodec
 from mlctl.services.protocol.messages import methods
 

@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.executor import Answer
 from mlctl.services.online.batching.scheduler import Priority, QueueFullError
 from mlctl.services.online.grpc.server import GrpcServer

@@ -17,9 +17,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from mlctl.bundle.clock import Clock
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.clock import Clock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.decoder import Decoder
 from mlctl.services.generate.text import TextCodec
 from mlctl.services.online.http.connection.protocol import infer_protocol

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import CachedRejection, QueueFullError
 from mlctl.services.online.batching.executor import Answer
 from mlctl.services.online.http.inference import InferHandler, PendingRequest

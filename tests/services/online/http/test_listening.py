@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from mlctl.bundle.ports import free_ports
+from mlctl.core.ports import free_ports
 from mlctl.services.online.http import listening
 from mlctl.services.online.http.connection.accept_loop import AcceptingLoop
 from tests.support.certificates import Certificates, issue_certificates

@@ -10,11 +10,11 @@ import pytest
 
 from mlctl.bento.clients.source import find_source
 from mlctl.bento.packaging import BuiltBento
+from mlctl.services.layout.bento_layout import combine_bundles
 from mlctl.services.online.http.openapi_page import OpenApiPage
 from mlctl.services.online.models.repository import serving_of
 from mlctl.services.online.openapi.document import document, to_text
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.bento_layout import combine_bundles
 from tests.support.bundles import make_bundle
 from tests.support.serving import Server
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.manifest import Manifest
 from mlctl.bundle.tensors import Datatype, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.batching.executor import Answer
 from mlctl.services.online.http.predict import PredictApp, to_array
 from mlctl.services.online.models.served_model import ServedModel

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import Manifest
 from mlctl.bundle.tensors import Datatype, MissingValues, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.executor import Answer
 from mlctl.services.online.http.predict import PredictApp, read_records
 from mlctl.services.online.models.served_model import ServedModel

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.scheduler import QueueFullError
 from mlctl.services.online.http.responses import (
     MethodError,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import MlctlError
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.metrics.counts import BatchStats, Distribution, Metrics
 from mlctl.services.online.models.served_model import ServedModel
 from mlctl.services.online.settings import ServerSettings

@@ -1,8 +1,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.models.metadata import (
     EXTENSIONS,
     model_metadata,

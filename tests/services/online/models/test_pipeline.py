@@ -15,7 +15,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from mlctl.bento.clients.source import find_source
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_layout import (
+    MODELS_FILE,
+    BentoContents,
+    combine_bundles,
+    read_contents,
+)
+from mlctl.services.layout.scorable import find_scorable
 from mlctl.services.online.batching.admission import QueueFullError
 from mlctl.services.online.grpc.server import GrpcServer
 from mlctl.services.online.http.app import V2App
@@ -24,15 +31,8 @@ from mlctl.services.online.http.declaration import predict_routes
 from mlctl.services.online.http.inference import InferHandler
 from mlctl.services.online.models.repository import ModelRepository
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.bento_layout import (
-    MODELS_FILE,
-    BentoContents,
-    combine_bundles,
-    read_contents,
-)
-from mlctl.services.runtime.scorable import find_scorable
+from tests.services.layout.test_bento_layout import lay_out
 from tests.services.online.models.test_repository import answered, call, request, rows, serve
-from tests.services.runtime.test_bento_layout import lay_out
 from tests.support.bundles import expected, make_bundle
 from tests.support.listening import listening, until
 

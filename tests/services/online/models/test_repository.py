@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.layout.bento_layout import BentoContents, combine_bundles
 from mlctl.services.online.grpc.server import GrpcServer
 from mlctl.services.online.http.app import V2App
 from mlctl.services.online.http.connection.protocol import infer_protocol
@@ -23,7 +24,6 @@ from mlctl.services.online.http.inference import InferHandler
 from mlctl.services.online.models.repository import ModelRepository
 from mlctl.services.online.settings import ServerSettings
 from mlctl.services.protocol.messages import SERVICE, methods
-from mlctl.services.runtime.bento_layout import BentoContents, combine_bundles
 from tests.support.bundles import expected, make_bundle
 from tests.support.listening import listening, until
 

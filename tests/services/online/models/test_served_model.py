@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.manifest import Batching, InputConstraints
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle, seal
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.model.golden import load_golden, save_golden
+from mlctl.services.model.scorer import Scorer
 from mlctl.services.online.batching.scheduler import Limits, Priority
+from mlctl.services.online.batching.streaming import Answer
 from mlctl.services.online.models.served_model import ModelPhase, ServedModel
 from mlctl.services.online.models.statistics import model_config
 from mlctl.services.online.settings import ServerSettings
-from mlctl.services.runtime.golden import load_golden, save_golden
-from mlctl.services.runtime.scorer import Scorer
-from mlctl.services.runtime.streaming import Answer
 from tests.support.bundles import expected, make_bundle, make_lookup_bundle
 from tests.support.clock import ManualClock
 from tests.support.transforms import make_text_bundle

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.metrics.counts import BatchStats, Metrics
 from mlctl.services.online.models.served_model import ServedModel
 from mlctl.services.online.models.statistics import model_config, model_statistics

@@ -103,7 +103,7 @@ def _labels(registry: CollectorRegistry) -> dict[str, set[str]]:
 
 
 def _refusal() -> Exception:
-    from mlctl.bundle.errors import ErrorCode, MlctlError
+    from mlctl.core.errors import ErrorCode, MlctlError
 
     return MlctlError(ErrorCode.INVALID_INPUT, "wrong")
 

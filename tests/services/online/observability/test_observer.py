@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.clock import SystemClock
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.sampling import Sampling, write_sampling
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.clock import SystemClock
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.observability.observer import Observer, open_observer
 from mlctl.services.online.settings import ServerSettings, load_settings
 from tests.services.online.observability.calls import TRACEPARENT, answer

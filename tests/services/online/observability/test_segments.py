@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.sampling import Sampling
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.observability.calls import RecordedPayload
 from mlctl.services.online.observability.segments import SegmentWriter, to_column
 

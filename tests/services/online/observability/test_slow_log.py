@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from mlctl.bundle.clock import SystemClock
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.clock import SystemClock
 from mlctl.services.online.batching.scheduler import deadline_exceeded
 from mlctl.services.online.observability.observer import open_observer
 from mlctl.services.online.observability.slow_log import SlowLog

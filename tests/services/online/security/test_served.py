@@ -19,7 +19,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from mlctl.bento.packaging import BuiltBento
-from mlctl.rollout.domain.ports import ProcessState
+from mlctl.rollout.domain.interfaces import ProcessState
 from mlctl.rollout.domain.spec import DeploymentSettings as RolloutSettings
 from mlctl.rollout.domain.spec import Revision, Slot
 from mlctl.rollout.drivers.local.launcher import LocalLauncher

@@ -13,9 +13,9 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.tls import CIPHERS, checked_files
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.tls import CIPHERS, checked_files
 from mlctl.services.online.grpc.http2.connection import Times
 from mlctl.services.online.grpc.server import GrpcServer
 from mlctl.services.online.http.connection.accept_loop import AcceptingLoop

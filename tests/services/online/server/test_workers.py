@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tornado.ioloop import IOLoop
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
-from mlctl.bundle.ports import free_ports
-from mlctl.services.online.ports import reserve_port
+from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.core.ports import free_ports
+from mlctl.services.online.grpc_port import reserve_port
 from mlctl.services.online.server.workers import (
     explain,
     forget_dead_workers,

@@ -17,8 +17,8 @@ import numpy as np
 import orjson
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import Payload
 from mlctl.services.stream.payloads import PayloadRequest, open_payload
 

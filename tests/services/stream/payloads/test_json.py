@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, MissingValues, Signature, TensorSpec
+from mlctl.core.errors import MlctlError
 from mlctl.services.online.http.predict import to_array
 from mlctl.services.stream.base import Decoded
 from mlctl.services.stream.payloads import PayloadRequest, open_payload

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlctl.bundle.errors import MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import MlctlError
 from mlctl.services.stream.payloads import PayloadRequest, open_payload
 
 

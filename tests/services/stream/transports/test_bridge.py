@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.base import Commit, ConnectionRequest, Guarantee, StreamUrl
 from mlctl.services.stream.transports.bridge import Bridge, connect
 from mlctl.services.stream.transports.sqlite import SqliteConnection, SqliteProducer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.batching.admission import BusyError, Hold, Inflight
 from mlctl.services.online.grpc.http2.messages import (
     Assembler,

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlctl.bento.clients.languages import proto_files, write_files
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.grpc.typed.codec import TypedCodec
 from mlctl.services.online.grpc.typed.descriptors import make_file
 from mlctl.services.online.grpc.typed.layout import lay_out, package_name

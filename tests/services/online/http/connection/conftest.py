@@ -13,8 +13,8 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from mlctl.bundle.errors import ErrorCode, MlctlError
 from mlctl.bundle.verify import VerifiedBundle
+from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.online.http.app import V2App
 from mlctl.services.online.http.connection.protocol import InferCycle, infer_protocol
 from mlctl.services.online.http.inference import InferHandler

@@ -1,0 +1,1 @@
+"""From evidence to verdict to the next state of a rollout."""

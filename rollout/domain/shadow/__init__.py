@@ -1,0 +1,1 @@
+"""Compare two versions' answers to the same requests, and answers with their labels."""

@@ -1,0 +1,1 @@
+"""E-values, bursts of faults, drift of distributions, and what a verdict is."""

@@ -1,0 +1,1 @@
+"""Counters of requests and what follows from them: latency, splits, scaling, goals."""

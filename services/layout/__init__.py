@@ -1,0 +1,1 @@
+"""How a Bento lies on disk: find its models, verify them, open them."""

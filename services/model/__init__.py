@@ -1,0 +1,1 @@
+"""Run one model: sessions, scorer, transforms, warm-up, golden rows. Every pattern uses it."""

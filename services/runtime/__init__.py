@@ -1,1 +1,0 @@
-"""Run a model: sessions, transforms, padding, warm-up and golden rows; used by every pattern."""

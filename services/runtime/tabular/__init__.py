@@ -1,1 +1,0 @@
-"""Convert columns of a table to tensors, and values to JSON."""
