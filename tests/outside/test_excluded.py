@@ -87,12 +87,12 @@ def test_excluded_values__grpc__are_invalid_arguments_with_their_sentences(
     )
 
     async def use(channel: grpc.aio.Channel, *_: Any) -> None:
-        v2 = channel.unary_unary(
+        v2: Any = channel.unary_unary(
             f"/{SERVICE}/ModelInfer",
             request_serializer=lambda row: v2_request(row).SerializeToString(),
             response_deserializer=methods()["ModelInfer"].response.FromString,
         )
-        typed = channel.unary_unary(
+        typed: Any = channel.unary_unary(
             f"/{layout.package}.Predictor/Predict",
             request_serializer=lambda row: request(
                 **{name: [value] for name, value in values(row).items()}

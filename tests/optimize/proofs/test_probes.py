@@ -176,7 +176,7 @@ def test_make_probes__other_tensors__infinity_stands_for_numbers_beyond_those_as
     spec = TensorSpec(
         name="x", dtype=Datatype.from_numpy_name(np.dtype(dtype).name), shape=(DYNAMIC, 2, 1)
     )
-    base = {"x": np.array([given] * 3, dtype).reshape(3, 2, 1)}
+    base: dict[str, np.ndarray] = {"x": np.array([given] * 3, dtype).reshape(3, 2, 1)}
     probes = make_probes([spec], base, [base], table=False)
     infinite = [Exclusion(probe, "reason") for probe in probes if probe.value is np.inf]
     assert combine(infinite).limits == {"x": (-sizes[0], sizes[0])}

@@ -198,7 +198,7 @@ def test_probe_model__tensor_whose_answer_overflows__is_limited_below_the_larges
 
     def total(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return inputs["x"].sum(axis=(1, 2)).astype(np.float64)
+            return np.asarray(inputs["x"].sum(axis=(1, 2)), np.float64)
 
     session = FunctionSession(lambda inputs: {"y": total(inputs)})
     file, data = graph_with(tmp_path, "a"), (rows, rows)

@@ -86,7 +86,7 @@ def test_read_graph__constants_that_are_copied_turned_or_converted__are_folded(
         product("b", "same", made="c", name="three"),
         product("c", "wide", name="four"),
     ]
-    constants = {"w": weight, "h": weight.astype(np.float16)}
+    constants: dict[str, np.ndarray] = {"w": weight, "h": weight.astype(np.float16)}
     source = save_net(tmp_path, nodes, constants, (["n", 4], ["n", 4]))
     graph = read_graph(source).graph
     assert [node.op_type for node in graph.node] == ["MatMul"] * 4

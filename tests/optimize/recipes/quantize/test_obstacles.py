@@ -121,7 +121,7 @@ def test_recipes__a_weight_that_is_not_finite__stays_in_float(
         helper.make_node("Clip", ["a", "low", "high"], ["b"], name="clip"),
         helper.make_node("MatMul", ["b", "v"], ["y"], name="two"),
     ]
-    limits = {"low": np.float32(-1), "high": np.float32(1)}
+    limits = {"low": np.array(-1, np.float32), "high": np.array(1, np.float32)}
     source = save_net(tmp_path / "net", nodes, {"w": spoiled(np.inf), "v": W, **limits}, SHAPES)
     made = tmp_path / "made"
     made.mkdir()
