@@ -21,7 +21,7 @@ class Int8Static:
     name: str = "int8-static"
     precision: Precision = "int8"
     targets: frozenset[Target] = frozenset({Target.CPU})
-    version: int = 6
+    version: int = 7
     tuned: bool = True
 
     def build(self, source: Path, directory: Path, bench: Workbench) -> Details:

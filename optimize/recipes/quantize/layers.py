@@ -20,6 +20,9 @@ from mlctl.optimize.recipes.quantize.obstacles import WEIGHT_INPUTS, find_obstac
 _ALL_VALUES = {"Add", "Concat", "MatMul", "Max", "Min", "Mul", "Sub", "Sum"}
 _VALUES = {"Where": slice(1, 3)}
 
+# Operators that become part of the rounding of what they cut.
+_CUTS = frozenset({"Clip", "Relu"})
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -74,27 +77,36 @@ def integer_nodes(
     They are of `operators`, all values they read come from nodes in integers, and all that read
     theirs run in integers. An operator beside one in float would only be rounded to 8 bits: the
     squares and sums of a decomposed LayerNorm or GELU lose what matters. A product of two
-    activations runs in integers whatever is beside it. The nodes of `floats` are in float, and
-    those whose weights are not finite.
+    activations runs in integers whatever is beside it, and so does what cuts the output of a
+    convolution: that is rounded anyway, and less so without the values that are cut. The nodes of
+    `floats` are in float, and those whose weights are not finite.
     """
     weights, floats = _matrices(graph), _with_unfit(graph, floats)
     constants = {tensor.name for tensor in graph.initializer}
     nodes = [node for node in graph.node if node.name not in floats and is_standard(node)]
     heads = {node.name for node in nodes if _begins_layer(node, weighted, weights)}
     products = {node.name for node in nodes if node.op_type == "MatMul"} - heads
-    between = {
-        node.name: node
-        for node in nodes
-        if node.op_type in operators and node.name not in heads | products
-    }
     made = {name: node.name for node in graph.node for name in node.output}
     readers: dict[str, list[str]] = {output.name: [""] for output in graph.output}
     for node in graph.node:
         for name in (*node.input, *captured(node)):
             readers.setdefault(name, []).append(node.name)
+    convolved = {node.output[0] for node in nodes if node.op_type == "Conv" and node.name in heads}
+    always = products | {
+        node.name
+        for node in nodes
+        if node.op_type in _CUTS.intersection(operators)
+        and node.input[0] in convolved
+        and readers[node.input[0]] == [node.name]
+    }
+    between = {
+        node.name: node
+        for node in nodes
+        if node.op_type in operators and node.name not in heads | always
+    }
     changed = True
     while changed:
-        integers = heads | products | between.keys()
+        integers = heads | always | between.keys()
         kept = {
             name: node
             for name, node in between.items()
@@ -104,7 +116,7 @@ def integer_nodes(
             )
         }
         changed, between = len(kept) < len(between), kept
-    return frozenset(products | between.keys())
+    return frozenset(always | between.keys())
 
 
 def _values(node: Any) -> Sequence[str]:

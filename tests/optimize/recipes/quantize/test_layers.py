@@ -93,6 +93,29 @@ def test_integer_nodes__product_of_two_activations__runs_in_integers(tmp_path: P
     assert between(tmp_path, nodes) == {"attention"}
 
 
+def test_integer_nodes__relu_of_a_convolution__runs_in_integers_whatever_reads_it(
+    tmp_path: Path,
+) -> None:
+    def found(*last: Any) -> set[str]:
+        nodes = [
+            helper.make_node("Conv", ["x", "filters"], ["a"], name="conv"),
+            helper.make_node("Relu", ["a"], ["b"], name="relu"),
+            *last,
+        ]
+        constants = {"filters": np.ones((4, 4, 1), np.float32), "w": W}
+        source = save_net(tmp_path, nodes, constants, (["n", 4, 4], ["n", 4, 4]))
+        graph = read_graph(source).graph
+        return set(integer_nodes(graph, ("Conv", "MatMul"), OPERATORS, ()))
+
+    assert found(helper.make_node("Exp", ["b"], ["y"], name="exp")) == {"relu"}
+    # Another reader gets the convolution's own output.
+    assert found(helper.make_node("Sub", ["b", "a"], ["y"], name="subtract")) == set()
+    # A product writes floats as fast.
+    relu = helper.make_node("Relu", ["c"], ["d"], name="relu2")
+    product_relu = [product("b", "w", made="c"), relu]
+    assert found(*product_relu, helper.make_node("Exp", ["d"], ["y"], name="exp")) == {"relu"}
+
+
 def test_integer_nodes__read_by_a_branch__stay_in_float(tmp_path: Path) -> None:
     branch = helper.make_graph(
         [helper.make_node("Exp", ["b"], ["branch_y"])],
