@@ -89,8 +89,9 @@ def plain_xgboost(booster: Any) -> Any:
 def plain_lightgbm(booster: Any) -> Any:
     """Return a LightGBM Booster whose trees are only added up, before the usual logistic function.
 
-    Those of a random forest are averaged, and a classifier may scale their sum. The objective mape
-    differs from others in training only.
+    Those of a random forest are averaged, and a classifier may scale their sum. The objectives mape
+    and fair differ from others in training only. Of an objective's names (ova, ...) the converter
+    knows the one that is written, which a Booster as it was trained may not have.
     """
     import lightgbm
 
@@ -105,9 +106,9 @@ def plain_lightgbm(booster: Any) -> Any:
         if match := _SIGMOID.match(line):
             factor *= float(match[2])
             line = f"{match[1]}1"  # noqa: PLW2901
+        elif line.startswith("threshold="):
+            line = line.replace(_BELOW_ZERO, _NEXT_BELOW)  # noqa: PLW2901
         changed.append(_AS_REGRESSION.get(line, line))
-    if changed == lines and factor == 1:
-        return booster
     changed = [_scaled(line, factor) for line in changed if line != "average_output"]
     # The lengths of the trees' texts in the header are no longer right, and need not be there.
     return lightgbm.Booster(
@@ -178,10 +179,14 @@ _SIGMOID = re.compile(r"(objective=(?:binary|multiclassova) .*\bsigmoid:)(.+)$")
 _AS_REGRESSION = {
     "objective=mape": "objective=regression",
     "[objective: mape]": "[objective: regression]",
+    "objective=fair": "objective=regression",
+    "[objective: fair]": "[objective: regression]",
 }
 
 # LightGBM takes numbers up to this size, which it writes as a float32, for zero.
 _ZERO = float(np.float32(1e-35))
+# So a split below zero never has the number at its threshold on its lower side.
+_BELOW_ZERO, _NEXT_BELOW = repr(-_ZERO), repr(float(np.nextafter(-_ZERO, -1)))
 
 
 def _missing_types(booster: Any) -> Iterator[tuple[int, str]]:

@@ -67,7 +67,7 @@ _NO_CONVERTER = re.compile(r"find a shape calculator for type '<class '[\w.]*?(\
 _TWO_OUTPUTS = "at most 1 input(s) is(are) supported"
 _NOISE = re.compile(
     r"Load model from \S+ failed:|\S+\.(?:cc|cpp|h):\d+:?"
-    r"|You may raise an iss?ue at \S+|\[\d\d:\d\d:\d\d\] "
+    r"|,? *[Yy]ou may raise an iss?ue at \S+|\[\d\d:\d\d:\d\d\] "
 )
 
 _ANY_INSTEAD = (

@@ -154,15 +154,17 @@ def make_probes(
         given = base[spec.name].reshape(len(base[spec.name]), -1)
         if spec.shape in ((DYNAMIC,), (DYNAMIC, 1)):
             values = np.concatenate([array[:, 0] for array in arrays])
-            found += _column(spec, values, given[:, 0], table=table)
+            found += _column(spec, values, given[:, 0], values, table=table)
         elif table and len(spec.shape) == 2:
             width = given.shape[1]
             for feature in np.unique(np.linspace(0, width - 1, max_features).astype(int)).tolist():
                 values = np.concatenate([array[:, feature] for array in arrays])
-                target = f"{spec.name}[{feature}]" if width <= max_features else ""
+                alone = width <= max_features
+                target = f"{spec.name}[{feature}]" if alone else ""
+                limited = values if alone else np.concatenate(arrays).ravel()
                 found += (
                     replace(probe, feature=feature, target=target)
-                    for probe in _column(spec, values, given[:, feature], table=table)
+                    for probe in _column(spec, values, given[:, feature], limited, table=table)
                 )
         elif given.size:
             found += _tensor(spec, given, arrays)
@@ -214,8 +216,9 @@ def _fits(value: Any, kind: type) -> bool:
 
 
 def _column(
-    spec: TensorSpec, values: np.ndarray, base: np.ndarray, *, table: bool
+    spec: TensorSpec, values: np.ndarray, base: np.ndarray, limited: np.ndarray, *, table: bool
 ) -> Iterator[Probe]:
+    """Yield the probes of a column; `limited` are the given values of all that share its limits."""
     found: Iterator[tuple[ProbeKind, Any]] = iter(())
     if spec.dtype is Datatype.BYTES:
         texts = [value.decode(errors="replace") for value in base]
@@ -228,9 +231,9 @@ def _column(
     for kind, value in found:
         yield Probe(spec.name, kind, value)
     if spec.dtype in (Datatype.FP32, Datatype.FP64):
-        yield from _large(spec, values)
+        yield from _large(spec, limited)
     elif spec.dtype.is_integer:
-        yield from _whole(spec, values, table=table)
+        yield from _whole(spec, limited, table=table)
 
 
 def _tensor(spec: TensorSpec, base: np.ndarray, seen: Sequence[np.ndarray]) -> Iterator[Probe]:

@@ -237,6 +237,8 @@ USUAL |= {
     ),
     "lightgbm, steep logistic function": (LGBMClassifier(sigmoid=2.0, **_BOOST), NUMBERS, TWO),
     "lightgbm, mape": (LGBMRegressor(objective="mape", **_BOOST), NUMBERS, NUMBER),
+    "lightgbm, fair": (LGBMRegressor(objective="fair", **_BOOST), NUMBERS, NUMBER),
+    "lightgbm, ova": (LGBMClassifier(objective="ova", **_BOOST), NUMBERS, THREE),
     "xgboost, dart": (XGBRegressor(n_estimators=5, booster="dart"), NUMBERS, NUMBER),
     "catboost, poisson": (
         CatBoostRegressor(loss_function="Poisson", **_CAT),
@@ -311,6 +313,22 @@ def test_text__no_onnx_form__is_rejected_with_the_setting(
     estimator = load_estimator(stored(model, texts, tmp_path))
     with pytest.raises(MlctlError, match=reason):
         EstimatorReference(estimator).export(tmp_path, as_inputs(texts.to_frame().head(3)))
+
+
+def test_lightgbm__numbers_that_count_as_zero__are_above_a_split_below_zero(
+    tmp_path: Path,
+) -> None:
+    rows = pd.DataFrame({"change": np.arange(ROWS) % 3 - 1.0})
+    model = LGBMRegressor(n_estimators=3, verbose=-1).fit(rows, rows["change"] ** 2)
+    edge = -float(np.float32(1e-35))
+    assert repr(edge) in model.booster_.model_to_string()
+    reference = EstimatorReference(load_estimator(stored(model, rows, tmp_path)))
+    odd = np.array([edge, np.nextafter(edge, -1), np.nextafter(edge, 1), -edge, 0.0, -1.0, 1.0])
+    reference.export(tmp_path, {"change": odd})
+    found = open_session(tmp_path / "model.onnx").run({"change": odd})["prediction"]
+    want = model.predict(pd.DataFrame({"change": odd}))
+    assert len({*want}) > 1
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-6)
 
 
 def test_xgboost_ranker__scores__are_its_predictions(tmp_path: Path) -> None:

@@ -189,6 +189,30 @@ def test_probe_model__whole_numbers_whose_answer_overflows__have_a_range(tmp_pat
     assert found.constraints == InputConstraints(ranges={"count": (-(2**63), 10**6)})
 
 
+@pytest.mark.parametrize("dtype", [Datatype.FP64, Datatype.INT64])
+def test_probe_model__wide_matrix_whose_answer_overflows__keeps_the_data_of_every_column(
+    tmp_path: Path, dtype: Datatype
+) -> None:
+    spec = TensorSpec(name="x", dtype=dtype, shape=(DYNAMIC, MAX_FEATURES + 6))
+    signature = Signature(inputs=(spec,), outputs=SIGNATURE.outputs)
+    scales = 1 + np.arange(MAX_FEATURES + 6) % 7
+    given = (np.arange(12)[:, None] % 3 * scales).astype(dtype.numpy_name)
+    rows = Rows({"x": given}, None)
+
+    def power(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.exp(inputs["x"].sum(axis=1) / 10.0)
+
+    session = FunctionSession(lambda inputs: {"y": power(inputs)})
+    found = probe_model(
+        *(Source(power), session, graph_with(tmp_path, "a"), signature, (rows, rows)),
+        table=True,
+        independent=True,
+    )
+    limits = found.constraints.limits or found.constraints.ranges
+    assert limits["x"][1] == 14
+
+
 def test_probe_model__tensor_whose_answer_overflows__is_limited_below_the_largest_numbers(
     tmp_path: Path,
 ) -> None:
