@@ -48,7 +48,7 @@ mutants: .venv/.dev ## Change the five pure modules line by line; fail on a chan
 	$(PIP_INSTALL) --editable '.[mutants]'
 	$(BIN)/python -m tests.mutants $(MODULES)
 
-zoo: .venv/.dev ## Compare the answers of every kind of model with its source's (9 minutes); see tests/outside
+zoo: .venv/.dev ## Compare the answers of every kind of model with its source's (5 minutes); see tests/outside
 	$(BIN)/python -m tests.outside
 
 check: .venv/.dev docs ## Check format, lint, types, layers and the site; changes nothing else
