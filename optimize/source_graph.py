@@ -25,7 +25,7 @@ from mlctl.optimize.prepare import Prepared
 from mlctl.optimize.proofs.checks import check_finite, check_graph, check_parity, check_source
 from mlctl.optimize.proofs.export import OPSET
 from mlctl.optimize.proofs.given_rows import check_given_rows, graph_fails
-from mlctl.optimize.proofs.independence import is_row_independent
+from mlctl.optimize.proofs.independence import beside_longest, is_row_independent
 from mlctl.optimize.proofs.probing import ProbeResult, probe_model
 from mlctl.optimize.proofs.reference import Reference, load_reference
 from mlctl.optimize.proofs.splits import SplitCheck, check_splits, near_splits
@@ -34,7 +34,7 @@ from mlctl.services.model.golden import load_golden, save_golden
 from mlctl.services.model.run_errors import RunError
 from mlctl.services.model.session import open_session
 
-VERSION = 12
+VERSION = 13
 _LIBRARIES = (
     *(
         "torch",
@@ -163,6 +163,8 @@ def _prove(directory: Path, prepared: Prepared, reference: Reference) -> None:
     if prepared.transform is not None:
         raw = prepared.raw.held_out.inputs
         prepared.transform.check_pure(raw, reference.run)
+        if source.format is ModelFormat.TRANSFORMERS:
+            raw = beside_longest(raw)
         independent = independent and prepared.transform.is_row_independent(raw, reference.run)
     if source.format is ModelFormat.TRANSFORMERS and not independent:
         raise MlctlError(

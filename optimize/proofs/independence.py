@@ -32,6 +32,21 @@ def is_row_independent(reference: Reference, rows: Rows) -> bool:
     )
 
 
+def beside_longest(texts: Tensors) -> dict[str, np.ndarray]:
+    """Return rows of text after the longest of them and its first word, which needs most padding.
+
+    The given rows may all be as long as the model takes, and then none is padded.
+    """
+    found = {}
+    for name, array in texts.items():
+        first = array[np.arange(2) % len(array)]
+        if array.dtype == object and array.ndim == 1:
+            longest = max(array.tolist(), key=len)
+            first = np.array([longest, (longest.split() or [longest])[0]], object)
+        found[name] = np.concatenate([first, array])
+    return found
+
+
 def _same_alone_and_reordered(reference: Reference, sample: Rows) -> bool:
     batched = reference.run(sample.inputs)
     reverse = np.arange(sample.count)[::-1]

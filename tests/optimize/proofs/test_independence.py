@@ -7,7 +7,7 @@ from torch import nn
 
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from mlctl.optimize.data import Rows
-from mlctl.optimize.proofs.independence import is_row_independent
+from mlctl.optimize.proofs.independence import beside_longest, is_row_independent
 from mlctl.optimize.proofs.reference import TorchReference
 from tests.optimize.zoo import models
 
@@ -80,3 +80,13 @@ def test_independence__a_rare_category__is_tried() -> None:
     codes = np.random.default_rng(1).integers(0, 4, (40, 2))
     codes[33, 1] = 4
     assert not independent(Switching(), codes)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_beside_longest__texts__begin_with_the_longest_and_its_first_word(rows: int) -> None:
+    texts = np.array([b"good food", b"never good food", b""][:rows], object)
+    numbers = np.arange(rows)
+    found = beside_longest({"text": texts, "number": numbers})
+    longest = max(texts, key=len)
+    assert found["text"].tolist() == [longest, longest.split()[0], *texts]
+    assert found["number"].tolist() == [0, 1 % rows, *numbers]
