@@ -207,6 +207,8 @@ def test_category_probes__values_of_the_data_and_the_graph__are_each_asked_once(
     assert [probe.value for probe in found] == [b"Rome", b"Oslo", b"Bern"]
     found = category_probes(COUNT, [3, 4], [b"Oslo", 4, 7])
     assert [probe.value for probe in found] == [3, 4, 7]
+    assert {type(probe.value) for probe in found} == {int}
+    assert [repr(probe.value) for probe in category_probes(AGE, [3.0], [7])] == ["3.0", "7.0"]
 
 
 def failed(kind: ProbeKind, column: str = "a", character: str = "") -> Exclusion:
