@@ -1,7 +1,6 @@
 """Rows per second at batch sizes 1 to 64 on one execution provider.
 
-With cuda a second engine runs one CUDA graph per batch size, as servers do with
-MLCTL_CUDA_GRAPHS=1. With `--provider cpu` the curve is measured on any machine.
+With `--provider cpu` the curve is measured on any machine.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import numpy as np
 
 from benchmarks.result import BenchmarkResult, argument_parser, measuring
 from benchmarks.workloads import MAX_ROWS, NAMES, NetBundle, make_workload
-from mlctl.services.model.cuda_graphs import open_cuda_graphs
 from mlctl.services.model.session import open_session
 
 BATCHES = (1, 2, 4, 8, 16, 32, MAX_ROWS)
@@ -56,12 +54,7 @@ def runs_of(workload: NetBundle, provider: str) -> dict[str, Run]:
         update={"buckets": BATCHES, "max_rows": MAX_ROWS}
     )
     session = open_session(workload.model, provider, batching=batching)
-    runs: dict[str, Run] = {provider: lambda rows: session.run({"x": rows})["y"]}
-    if provider == "cuda":
-        signature = workload.bundle.manifest.model_signature
-        graphed = open_cuda_graphs(workload.model, signature, batching)
-        runs["cuda, one graph for each size"] = lambda rows: graphed.run({"x": rows})["y"]
-    return runs
+    return {provider: lambda rows: session.run({"x": rows})["y"]}
 
 
 def measure(net: str, provider: str, result: BenchmarkResult) -> None:

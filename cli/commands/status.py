@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -119,9 +118,6 @@ def _show(output: CommandOutput, status: DeploymentStatus) -> None:
     output.line(f"  running  {running_line(status.running)}")
     rollout_id = status.rollout.id if status.rollout else None
     show_links(output, links(deployment.name), rollout_id)
-    if status.batch_hint is not None:
-        output.line(f"  hint     {status.batch_hint.sentence()}")
-        output.note(f"Compare the costs: `mlctl batch estimate {deployment.live.bento} --in ROWS`.")
     if status.rollout is None:
         return
     rollout = status.rollout
@@ -180,6 +176,5 @@ def _document(status: DeploymentStatus) -> dict[str, Any]:
         "healthy": status.healthy,
         "running": status.running,
         "rollout": rollout,
-        "batch_hint": None if status.batch_hint is None else asdict(status.batch_hint),
         **links_document(found),
     }

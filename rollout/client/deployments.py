@@ -37,7 +37,6 @@ from mlctl.rollout.domain.spec import (
     check_name,
 )
 from mlctl.rollout.domain.traffic import slo
-from mlctl.rollout.domain.traffic.batch_traffic import BatchHint, batch_hint
 from mlctl.rollout.domain.traffic.split import SplitRecord
 from mlctl.rollout.drivers.local import processes
 from mlctl.rollout.drivers.local.activator import awake
@@ -52,7 +51,6 @@ from mlctl.rollout.drivers.proxies import edges_of, proxy_of
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal
 from mlctl.rollout.journal.records import ENDED, Deployment, JournalEvent, Rollout
-from mlctl.rollout.journal.traffic import read_traffic
 
 _PAGE = 500
 _DAEMON_CHECK_SECONDS = 2.0
@@ -65,8 +63,7 @@ _BENTO_FAILED = "the Bento did not become ready"
 class DeploymentStatus:
     """A deployment now; `weights` and `healthy` are None if its proxy does not answer.
 
-    `measured` is the record of a split, None without one. `batch_hint` is set if a batch job would
-    answer the traffic of the last days for less.
+    `measured` is the record of a split, None without one.
     """
 
     deployment: Deployment
@@ -76,7 +73,6 @@ class DeploymentStatus:
     rollout: Rollout | None
     last: JournalEvent | None
     measured: SplitRecord | None
-    batch_hint: BatchHint | None
 
 
 def up(
@@ -398,7 +394,6 @@ def _status(journal: Journal, deployment: Deployment) -> DeploymentStatus:
         rollout=journal.active(deployment.name),
         last=journal.newest(deployment.name),
         measured=None if deployment.split is None else journal.split_record(deployment.name),
-        batch_hint=batch_hint(read_traffic(deployment.name)),
     )
 
 

@@ -61,7 +61,6 @@ from mlctl.rollout.drivers.proxies import edges_of, proxy_of
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal, StaleEpochError
 from mlctl.rollout.journal.records import Deployment, Rollout, dumps
-from mlctl.rollout.journal.traffic import HourlyTraffic
 
 # How soon a command is seen. With 0.02 these polls took half of an idle daemon's CPU time.
 _POLL_SECONDS = 0.05
@@ -127,7 +126,6 @@ class Daemon:
         self._recorded = ""
         self._split_meter = SplitMeter(self._context)
         self._answered = 0
-        self._traffic = HourlyTraffic(name, self._vitals.take_work, clock)
         self._show(settings, stack)
         self._controller: Controller | None = None
         self._proxy_lost = False
@@ -196,8 +194,6 @@ class Daemon:
             polled = tuple(each for slot in Slot for each in self._fleet.replicas(slot).values())
         self._vitals.watch(polled, metrics=timed or deployment.settings.autoscaled)
         self._scale(deployment)
-        if not remote:
-            self._traffic.observe(len(served) * deployment.settings.workers)
         try:
             self._drive(deployment)
             self._proxy_lost = False

@@ -8,7 +8,6 @@ answers late, but it answers.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import threading
 import time
@@ -39,9 +38,6 @@ _HUNG_ANSWER_SECONDS = 60.0
 _SILENT_POLLS = 3
 _QUEUE = "mlctl_queue_rows"
 _RUNS = "mlctl_infer_seconds"
-_ROWS = "mlctl_batch_rows"
-# Without autoscaling the counters are only for the traffic of an hour.
-_SCRAPE_POLLS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +67,11 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """One scrape: when, the rows that wait, and the seconds and rows of all batches so far."""
+    """One scrape: when, the rows that wait, and the seconds of all batches so far."""
 
     at: float
     queue_rows: float
     ran: float
-    rows: float = 0.0
     answers: AnswerTimes = field(default_factory=AnswerTimes)
 
     def load(self, before: Counters, workers: int) -> ReplicaLoad:
@@ -87,7 +82,7 @@ class Counters:
 
 def read_counters(text: str, at: float) -> Counters | None:
     """The counters in a Bento's /metrics, over all its models; None if they are not there."""
-    queued, ran, rows = None, 0.0, 0.0
+    queued, ran = None, 0.0
     first, each = _Histogram(FIRST_TOKEN_EDGES_MS), _Histogram(TOKEN_EDGES_MS)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -95,14 +90,12 @@ def read_counters(text: str, at: float) -> Counters | None:
                 queued = (queued or 0.0) + sample.value
             elif sample.name == f"{_RUNS}_sum":
                 ran += sample.value
-            elif sample.name == f"{_ROWS}_sum":
-                rows += sample.value
             elif sample.name == f"{TTFT_METRIC}_bucket":
                 first.add(sample.labels["le"], sample.value)
             elif sample.name == f"{TPOT_METRIC}_bucket":
                 each.add(sample.labels["le"], sample.value)
     answers = AnswerTimes(first.totals, each.totals)
-    return None if queued is None else Counters(at, queued, ran, rows, answers)
+    return None if queued is None else Counters(at, queued, ran, answers)
 
 
 class _Histogram:
@@ -138,8 +131,6 @@ class Vitals:
         self._pulses: dict[str, Pulse] = {}
         self._counters: dict[str, Counters] = {}
         self._loads: dict[str, ReplicaLoad] = {}
-        # Rows and model seconds since the last take_work().
-        self._rows = self._ran = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vitals", daemon=True)
 
@@ -185,13 +176,6 @@ class Vitals:
         with self._lock:
             return tuple(self._loads[token] for token in tokens if token in self._loads)
 
-    def take_work(self) -> tuple[float, float]:
-        """Return the rows that models ran, and the seconds that took, since the last call."""
-        with self._lock:
-            work = self._rows, self._ran
-            self._rows = self._ran = 0.0
-        return work
-
     def _run(self) -> None:
         asyncio.run(self._poll_all())
 
@@ -199,21 +183,16 @@ class Vitals:
         # A connection for each question: the workers of one process take turns.
         limits = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False, limits=limits) as client:
-            for number in itertools.count():
-                if self._closed.is_set():
-                    return
+            while not self._closed.is_set():
                 with self._lock:
                     ports = dict(self._ports)
-                scrape = self.metrics or number % _SCRAPE_POLLS == 0
-                polls = (self._poll(client, *each, scrape=scrape) for each in ports.items())
+                polls = (self._poll(client, *each) for each in ports.items())
                 pause = asyncio.to_thread(self._closed.wait, _POLL_SECONDS)
                 await asyncio.gather(*polls, pause)
 
-    async def _poll(
-        self, client: httpx.AsyncClient, token: str, port: int, *, scrape: bool
-    ) -> None:
+    async def _poll(self, client: httpx.AsyncClient, token: str, port: int) -> None:
         status = await _status(client, f"http://127.0.0.1:{port}/v2/health/live")
-        counters = await _counters(client, port) if scrape and status else None
+        counters = await _counters(client, port) if self.metrics and status else None
         with self._lock:
             if token not in self._ports:
                 return
@@ -226,8 +205,6 @@ class Vitals:
             self._counters[token] = counters
             if before is not None:
                 self._loads[token] = counters.load(before, self._workers)
-                self._rows += max(0.0, counters.rows - before.rows)
-                self._ran += max(0.0, counters.ran - before.ran)
 
 
 async def _status(client: httpx.AsyncClient, url: str) -> int | None:

@@ -29,11 +29,6 @@ def heartbeat(name: str) -> Path:
     return directory(name) / "heartbeat"
 
 
-def traffic(name: str) -> Path:
-    """The file with the traffic of each hour."""
-    return directory(name) / "traffic.json"
-
-
 def daemon_log(name: str) -> Path:
     """The daemon's log."""
     return directory(name) / "logs" / "daemon.log"

@@ -10,7 +10,6 @@ from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.client.lifecycle import ensure_daemon
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal
-from mlctl.rollout.journal.traffic import read_traffic
 from mlctl.rollout.ui.view import Page, RolloutRecord, deployment_page
 
 REDRAW_SECONDS = 1.0
@@ -45,8 +44,7 @@ class Feed:
                 record = self._record
                 while events := journal.events(self._name, record.seq, shown.id, limit=_EVENTS):
                     record.add(events)
-        traffic = read_traffic(self._name)
-        return deployment_page(deployment, rollouts, self._record, self._clock.wall(), traffic)
+        return deployment_page(deployment, rollouts, self._record, self._clock.wall())
 
 
 def watch(name: str) -> Iterator[Page]:

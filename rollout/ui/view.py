@@ -17,7 +17,6 @@ from mlctl.rollout.domain.machine.state_machine import PAUSABLE, REVERSIBLE, WAT
 from mlctl.rollout.domain.operator_commands import OperatorCommand
 from mlctl.rollout.domain.spec import Outcome, Revision, RolloutSpec, Slot
 from mlctl.rollout.domain.statistics.verdict import Gate
-from mlctl.rollout.domain.traffic.batch_traffic import TrafficHour, batch_hint
 from mlctl.rollout.drivers.listener import url_of
 from mlctl.rollout.journal.records import ENDED, TICK, Deployment, JournalEvent, Rollout
 from mlctl.rollout.ui.charts import Point, latency_chart, traffic_chart
@@ -108,15 +107,11 @@ class RolloutPage:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Everything that changes on the page of a deployment; `rollout` is None before the first.
-
-    `hint` is a sentence about its traffic, or empty.
-    """
+    """Everything that changes on the page of a deployment; `rollout` is None before the first."""
 
     name: str
     address: str
     up: bool
-    hint: str
     slots: tuple[SlotRow, ...]
     rollouts: tuple[Rollout, ...]
     rollout: RolloutPage | None
@@ -170,14 +165,11 @@ def deployment_page(
     rollouts: Sequence[Rollout],
     record: RolloutRecord | None,
     now: float,
-    traffic: Sequence[TrafficHour] = (),
 ) -> Page:
     """Return the page of `deployment` at `now` (wall clock).
 
-    `rollouts` are all of the deployment, newest first; `record` is of the one that is shown;
-    `traffic` are its last days.
+    `rollouts` are all of the deployment, newest first; `record` is of the one that is shown.
     """
-    hint = batch_hint(traffic)
     cluster = deployment.settings.kubernetes
     shown = next((each for each in rollouts if record and each.id == record.rollout), None)
     slots = _slots_at_rest(deployment)
@@ -187,7 +179,6 @@ def deployment_page(
         name=deployment.name,
         address=cluster.where if cluster else url_of(deployment.ports, deployment.settings),
         up=deployment.up,
-        hint="" if hint is None else hint.sentence(),
         slots=slots,
         rollouts=tuple(rollouts[:_SHOWN_ROLLOUTS]),
         rollout=_rollout_page(deployment, shown, record, now) if shown and record else None,

@@ -111,8 +111,8 @@ def open_scorer(bundle: VerifiedBundle, batch_rows: int | None = None) -> Scorer
     from mlctl.services.model.settings import RuntimeSettings, read_environment
 
     # All calls of a job but the last have one size, which need not be one of the bundle's
-    # buckets. So there is nothing to pad to, and no CUDA graph.
-    settings = read_environment(RuntimeSettings).model_copy(update={"cuda_graphs": False})
+    # buckets. So there is nothing to pad to.
+    settings = read_environment(RuntimeSettings)
     on_cuda = (settings.provider or bundle.manifest.variant.target) == "cuda"
     scorer = Scorer.open(bundle, settings, pad_rows=False if on_cuda else None)
     rows = batch_rows or _call_rows(bundle, scorer.provider)

@@ -20,7 +20,6 @@ from mlctl.bundle.manifest import GOLDEN_NAME, MODEL_NAME, InputConstraints, Man
 from mlctl.bundle.tensors import Datatype, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle
 from mlctl.core.errors import ErrorCode, MlctlError
-from mlctl.services.model.cuda_graphs import open_cuda_graphs
 from mlctl.services.model.features import FeatureLookup, open_store
 from mlctl.services.model.golden import load_golden
 from mlctl.services.model.input_checks import (
@@ -99,19 +98,9 @@ class Scorer:
         batching = bundle.manifest.batching
         provider = settings.provider or bundle.manifest.variant.target
         model, threads = bundle.path(MODEL_NAME), settings.threads
-        session: Session
-        if settings.cuda_graphs:
-            if provider != "cuda":
-                raise MlctlError(
-                    ErrorCode.INVALID_INPUT,
-                    f"MLCTL_CUDA_GRAPHS is for the provider cuda, not for {provider}",
-                    "Unset it, or serve with MLCTL_PROVIDER=cuda.",
-                )
-            session = open_cuda_graphs(model, signature, batching, threads)
-        else:
-            session = open_session(
-                model, provider, threads, batching=batching, lengths=settings.lengths
-            )
+        session: Session = open_session(
+            model, provider, threads, batching=batching, lengths=settings.lengths
+        )
         fixed = provider in _FIXED_SHAPES
         wants_fixed = fixed if pad_rows is None else pad_rows
         if wants_fixed and bundle.manifest.signature.batched and batching.row_independent:

@@ -37,7 +37,6 @@ _PROVIDERS: Mapping[str, str] = MappingProxyType(
 )
 _ALIGNMENT = 16
 _COPIED_BYTES = 1 << 14
-_NO_GRAPH = -1  # a run that is neither captured nor replayed
 
 
 class Session(Protocol):
@@ -56,32 +55,20 @@ class Session(Protocol):
 class OnnxSession:
     """A session of ONNX Runtime; see `open_session`."""
 
-    def __init__(self, inner: Any, provider: str, options: Any = None) -> None:
+    def __init__(self, inner: Any, provider: str) -> None:
         self.provider = provider
         self._inner = inner
-        self._options = options
         self._outputs = [output.name for output in inner.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         feed = {name: _to_runtime(name, array) for name, array in inputs.items()}
         try:
-            values = self._inner.run(self._outputs, feed, self._options)
+            values = self._inner.run(self._outputs, feed)
         except Exception as error:
             raise run_error(error) from error
         return {
             name: _from_runtime(value) for name, value in zip(self._outputs, values, strict=True)
         }
-
-    def binding(self) -> Any:
-        """Return a new binding of inputs and outputs to memory, for `run_bound`."""
-        return self._inner.io_binding()
-
-    def run_bound(self, binding: Any, options: Any) -> None:
-        """Run the bound inputs and wait for the outputs; RunError if the runtime fails."""
-        try:
-            self._inner.run_with_iobinding(binding, options)
-        except Exception as error:
-            raise run_error(error) from error
 
 
 def open_session(
@@ -91,18 +78,15 @@ def open_session(
     *,
     batching: Batching | None = None,
     lengths: SizeRange = DEFAULT_LENGTHS,
-    graphs: bool = False,
 ) -> OnnxSession:
     """Load the ONNX file `model` on `provider`: cpu, cuda or tensorrt.
 
     `threads` is the number of CPU threads of one run. Only tensorrt uses `batching` and `lengths`:
-    they are the shapes of its engine, which takes minutes to build the first time. With `graphs`
-    cuda captures the runs that `run_options` number, and rejects models that it cannot capture.
+    they are the shapes of its engine, which takes minutes to build the first time.
     PATH_UNSAFE or FILE_MISSING for external data outside the model's folder, PROVIDER_UNAVAILABLE
     if the provider cannot be used, UNSUPPORTED_MODEL if the runtime rejects the file.
     """
     require_onnxruntime()
-    graphs = graphs and provider == "cuda"
     if provider == TENSORRT:
         from mlctl.services.model.tensorrt.provider import prepare_providers
 
@@ -110,7 +94,7 @@ def open_session(
     elif provider in _PROVIDERS:
         options: Mapping[str, str] = {}
         if provider == "cuda":
-            options = _cuda_options(read_graph(model), graphs=graphs)
+            options = _cuda_options(read_graph(model))
         elif has_data_files(model):
             read_graph(model)
         chain = [(_PROVIDERS[provider], options)]
@@ -119,26 +103,14 @@ def open_session(
         raise MlctlError(
             ErrorCode.PROVIDER_UNAVAILABLE, f"unknown provider {provider!r}; known: {known}"
         )
-    inner = load_onnx(model, chain, threads)
-    return OnnxSession(inner, provider, run_options(_NO_GRAPH) if graphs else None)
+    return OnnxSession(load_onnx(model, chain, threads), provider)
 
 
-def _cuda_options(graph: Graph, *, graphs: bool) -> Mapping[str, str]:
-    options = {"enable_cuda_graph": "1"} if graphs else {}
+def _cuda_options(graph: Graph) -> Mapping[str, str]:
     if any(DYNAMIC in shape[1:] for shape in graph.inputs.values()):
         # Otherwise CUDA tries every algorithm of each convolution for each new length: up to 1 s.
-        options["cudnn_conv_algo_search"] = "HEURISTIC"
-    return options
-
-
-def run_options(graph: int) -> Any:
-    """Return options of a run that captures or replays the CUDA graph `graph`, a number above 0."""
-    import onnxruntime
-
-    runtime: Any = onnxruntime
-    options = runtime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(graph))
-    return options
+        return {"cudnn_conv_algo_search": "HEURISTIC"}
+    return {}
 
 
 # ONNX Runtime cannot switch a graph whose layers share a weight to exact kernels.

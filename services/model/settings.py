@@ -36,7 +36,6 @@ class RuntimeSettings(BaseModel):
         provider: ONNX Runtime's execution provider: `cpu`, `cuda` or `tensorrt`; unset, the
             bundle's target.
         threads: CPU threads of a model.
-        cuda_graphs: 1: run each of the bundle's batch sizes as one CUDA graph; only with `cuda`.
         require_signature: full path of the public key that must have signed a bundle.
         max_sequences: answers that a language model writes at once.
         max_sequence_tokens: tokens of a prompt with its answer, at most the model's context; the
@@ -52,7 +51,6 @@ class RuntimeSettings(BaseModel):
 
     provider: str | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    cuda_graphs: bool = False
     require_signature: Path | None = None
     max_sequences: Annotated[int, Field(ge=1, le=256)] = 8
     max_sequence_tokens: Annotated[int, Field(ge=2, le=1 << 20)] = 4096

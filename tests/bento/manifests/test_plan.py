@@ -79,7 +79,7 @@ def test_plan__contradicting_values__are_rejected(make: Any) -> None:
 
 
 def test_settings__valid_pairs__are_returned() -> None:
-    given = ("MLCTL_WORKERS=2", "MLCTL_TENSORRT_LENGTHS=1:2:3", "MLCTL_CUDA_GRAPHS=yes")
+    given = ("MLCTL_WORKERS=2", "MLCTL_TENSORRT_LENGTHS=1:2:3", "MLCTL_PROXIED=yes")
     assert settings_of(given) == dict(each.split("=") for each in given)
 
 

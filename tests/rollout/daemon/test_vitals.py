@@ -3,7 +3,6 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -91,7 +90,7 @@ def test_hung__another_error_status__is_not_found() -> None:
 
 
 def test_read_counters__several_models__are_summed() -> None:
-    assert read_counters(METRICS, 5.0) == Counters(5.0, 7.0, 1.5, 90.0)
+    assert read_counters(METRICS, 5.0) == Counters(5.0, 7.0, 1.5)
     assert read_counters("# nothing\n", 5.0) is None
 
 
@@ -111,28 +110,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
-
-
-def test_work__counters_of_two_scrapes__is_taken_once(
-    server: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = read_counters(METRICS, 5.0)
-    assert first is not None
-    # A counter that falls is that of a restarted process.
-    scrapes = [replace(first, rows=4.0, ran=0.1), replace(first, rows=100.0, ran=2.0), first]
-
-    async def scraped(*_: object) -> Counters | None:
-        return scrapes.pop() if scrapes else None
-
-    monkeypatch.setattr("mlctl.rollout.daemon.vitals._counters", scraped)
-    monkeypatch.setattr("mlctl.rollout.daemon.vitals._POLL_SECONDS", 0.01)
-    endpoint = Endpoint(server.server_address[1], 1)
-    served = RunningRevision(revision("tiny:aa"), endpoint, ProcessRef(1, 0.0, "token"), "")
-    with Vitals(hung_seconds=60.0, workers=1) as vitals:
-        vitals.watch([served], metrics=True)
-        wait_until(lambda: not scrapes and not vitals.loads([served]))
-        assert vitals.take_work() == (10.0, 0.5)
-        assert vitals.take_work() == (0.0, 0.0)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 from mlctl.rollout.domain.machine.state_machine import RolloutPhase
 from mlctl.rollout.domain.operator_commands import OperatorCommand
 from mlctl.rollout.domain.spec import Slot
-from mlctl.rollout.domain.traffic.batch_traffic import TrafficHour
 from mlctl.rollout.journal.records import JournalEvent
 from mlctl.rollout.ui.charts import latency_chart, traffic_chart
 from mlctl.rollout.ui.view import Page, RolloutPage, RolloutRecord, allowed, deployment_page
@@ -32,16 +31,6 @@ def test_page__no_rollout__shows_what_is_live(played: Played) -> None:
         "model", "variant", "bundle", "Bento", "deployment"
     ]  # fmt: skip
     assert row.chain[2].detail == played.journal.deployment("shop").live.digest
-
-
-def test_page__batch_shaped_traffic__has_the_hint(played: Played) -> None:
-    deployment = played.journal.deployment("shop")
-    nights = [
-        TrafficHour(hour * 3600.0, 1e6 if hour % 24 == 1 else 0.0, 1.0, 3600.0)
-        for hour in range(96)
-    ]
-    page = deployment_page(deployment, (), None, 0.0, nights)
-    assert "100 % of 1,000,000 rows a day come between 01:00 and 02:00 UTC" in page.hint
 
 
 def test_page__step__has_the_split_of_the_journal(played: Played) -> None:

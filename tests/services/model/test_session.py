@@ -14,7 +14,6 @@ from mlctl.bundle.verify import VerifiedBundle
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.model import int8_kernels, session
 from mlctl.services.model.session import open_session
-from mlctl.services.model.tensorrt import provider as tensorrt_provider
 from mlctl.services.model.tensorrt.provider import Providers
 from tests.services.model.tensorrt.graphs import scaling
 from tests.support.bundles import expected
@@ -97,18 +96,16 @@ def test_session__opened__sends_no_telemetry(bundle: VerifiedBundle, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("shape", "graphs", "expected_options"),
+    ("shape", "expected_options"),
     [
-        (("rows", 3), False, {}),
-        (("rows", 3), True, {"enable_cuda_graph": "1"}),
-        (("rows", "length"), False, {"cudnn_conv_algo_search": "HEURISTIC"}),
+        (("rows", 3), {}),
+        (("rows", "length"), {"cudnn_conv_algo_search": "HEURISTIC"}),
     ],
 )
-def test_open_session__cuda_graphs__sets_the_providers_option(
+def test_open_session__cuda__sets_the_providers_option(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     shape: tuple[int | str, ...],
-    graphs: bool,
     expected_options: dict[str, str],
 ) -> None:
     asked: list[object] = []
@@ -119,19 +116,8 @@ def test_open_session__cuda_graphs__sets_the_providers_option(
         return on_cpu(model, [("CPUExecutionProvider", {})], threads)
 
     monkeypatch.setattr(session, "load_onnx", load)
-    open_session(scaling(tmp_path / "model.onnx", shape), "cuda", graphs=graphs)
+    open_session(scaling(tmp_path / "model.onnx", shape), "cuda")
     assert asked == [("CUDAExecutionProvider", expected_options)]
-
-
-@pytest.mark.parametrize("provider", ["cpu", "tensorrt"])
-def test_session__provider_without_graphs__sets_no_run_options(
-    bundle: VerifiedBundle, monkeypatch: pytest.MonkeyPatch, provider: str
-) -> None:
-    chain: Providers = [("CPUExecutionProvider", {})]
-    monkeypatch.setattr(tensorrt_provider, "prepare_providers", lambda *_: chain)
-    monkeypatch.setattr(session, "run_options", lambda graph: pytest.fail(f"graph {graph}"))
-    opened = open_session(bundle.path(MODEL_NAME), provider, graphs=True)
-    assert opened.run({"x": np.zeros((1, 4), np.float32)})["y"].shape[0] == 1
 
 
 @pytest.mark.parametrize("rows", [1, 4, 64])
