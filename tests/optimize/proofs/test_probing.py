@@ -201,7 +201,7 @@ def test_probe_model__wide_matrix_whose_answer_overflows__keeps_the_data_of_ever
 
     def power(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return np.exp(inputs["x"].sum(axis=1) / 10.0)
+            return np.asarray(np.exp(inputs["x"].sum(axis=1) / 10.0))
 
     session = FunctionSession(lambda inputs: {"y": power(inputs)})
     found = probe_model(
