@@ -6,7 +6,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
@@ -216,6 +216,17 @@ class ManifestPlan(ObjectsPlan):
         if self.token_secret is not None:
             fixed["MLCTL_TOKEN_FILE"] = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
         return dict(sorted({**self.settings, **fixed}.items()))
+
+    @property
+    def behind_gateway(self) -> ManifestPlan:
+        """The plan with `MLCTL_PROXIED`, if a Gateway's proxy opens the connections to the server.
+
+        The two slots have one: `mlctl promote` moves the weights of its route. A candidate's slot
+        alone names none.
+        """
+        if self.access.gateway is None and self.layout is ManifestLayout.SINGLE:
+            return self
+        return replace(self, settings={"MLCTL_PROXIED": "1", **self.settings})
 
     @property
     def calls_other_servers(self) -> bool:

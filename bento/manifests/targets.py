@@ -127,7 +127,7 @@ def manifests(
         )
     match target:
         case ManifestTarget.KUBERNETES:
-            return dict(_kubernetes(plan))
+            return dict(_kubernetes(plan.behind_gateway))
         case ManifestTarget.KSERVE:
             return {"inferenceservice.yaml": _kserve(plan, options)}
         case ManifestTarget.COMPOSE:

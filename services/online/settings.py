@@ -38,7 +38,7 @@ class ServerSettings(RuntimeSettings, ObserveSettings, SecureSettings, Precomput
             `queue_full`.
         max_connections: connections per worker and protocol.
         proxied: all connections are a proxy's, and carry the requests of many clients: those that
-            are cancelled do not end one; `mlctl up` sets it.
+            are cancelled do not end one; `mlctl up` and `mlctl manifests` set it.
         keep_alive_s: an idle HTTP connection is closed after this time. Set it above the keep-alive
             of a proxy in front: the side that closes first loses no request.
         workers: processes that share the ports.

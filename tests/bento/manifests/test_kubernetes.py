@@ -162,6 +162,27 @@ def test_pod__other_settings__change_the_pod_template() -> None:
     assert template(PLAN) != template(replace(PLAN, settings={"MLCTL_THREADS": "4"}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "1"),
+        ({"slot": ManifestSlot.GREEN}, "1"),  # a candidate that is added to a route
+        ({"layout": ManifestLayout.SINGLE, "access": NetworkAccess("public")}, "1"),
+        ({"layout": ManifestLayout.SINGLE}, None),
+        ({"settings": {"MLCTL_PROXIED": "0"}}, "0"),
+    ],
+)
+def test_settings__a_gateway_in_front__says_that_connections_carry_many_clients(
+    changes: dict[str, Any], expected: str | None
+) -> None:
+    """Else the cancelled calls of one client would end the connection of all."""
+    plan = replace(PLAN, **changes)
+    found = made(plan)
+    maps = [each for key, each in found.items() if key.startswith("ConfigMap/")]
+    assert maps
+    assert {each["data"].get("MLCTL_PROXIED") for each in maps} == {expected}
+
+
 def test_network_policy__sources_named__admits_only_those() -> None:
     spec = made(FULL)["NetworkPolicy/shop"]["spec"]
     (rule,) = spec["ingress"]
