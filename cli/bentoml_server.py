@@ -22,6 +22,9 @@ def main() -> None:
             with rare_collection():
                 from bentoml_cli.cli import cli
 
+                # The Bento brings its own mlctl, which knows the bundles beside it.
+                for name in [each for each in sys.modules if each.partition(".")[0] == "mlctl"]:
+                    del sys.modules[name]
                 cli(prog_name="bentoml", standalone_mode=False)
         except click.Abort:
             raise KeyboardInterrupt from None
