@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlctl.core.backoff import pause_after
 from mlctl.rollout.daemon.context import DaemonContext
 from mlctl.rollout.domain.interfaces import DataPlaneUnavailable, ProcessState, RunningRevision
 from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Revision, Slot, replica_role
@@ -38,19 +39,19 @@ class Restarts:
     """When a process may be started again, and how often it failed in a row."""
 
     not_before: float = 0.0
-    pause: float = FIRST_PAUSE
     failures: int = 0
+    pauses: int = 0
     works_since: float | None = None
 
     def failed(self, now: float) -> None:
         if self.works_since is not None and now - self.works_since > _STEADY_SECONDS:
-            self.pause, self.failures = FIRST_PAUSE, 0
+            self.failures = self.pauses = 0
         worked, self.works_since = self.works_since is not None, None
         self.failures += 1
         if worked and self.failures == 1:  # it served, so this is no crash loop: at once
             return
-        self.not_before = now + self.pause
-        self.pause = min(self.pause * 2, MAX_PAUSE)
+        self.pauses += 1
+        self.not_before = now + pause_after(self.pauses, FIRST_PAUSE, MAX_PAUSE)
 
     def works(self, now: float) -> None:
         if self.works_since is None:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from mlctl.core.backoff import pause_after
 from mlctl.rollout.journal import paths
 
 STUCK_SECONDS = 15.0
@@ -41,16 +42,16 @@ class Watcher:
 
     def run(self) -> int:
         """Watch; return 0 once the daemon has exited by itself or after `stop`."""
-        pause = _FIRST_PAUSE
+        failures = 0
         while not self._stop:
             begun = time.monotonic()
             if self._watch() == 0:
                 break
             if time.monotonic() - begun > _STEADY_SECONDS:
-                pause = _FIRST_PAUSE
+                failures = 0
+            failures += 1
             if not self._stop:
-                time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                time.sleep(pause_after(failures, _FIRST_PAUSE, _LONGEST_PAUSE))
         return 0
 
     def _watch(self) -> int:

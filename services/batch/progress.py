@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
+from mlctl.core.backoff import pause_after
 from mlctl.core.clock import Clock, SystemClock
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.files import NO_SPACE
@@ -18,7 +19,7 @@ _LIMIT_FORM = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 # A share is judged on at least this many rows: the very first row may be bad.
 _MIN_ROWS = 1000
 _TRANSIENT = frozenset({ErrorCode.SINK_UNAVAILABLE, ErrorCode.SOURCE_UNAVAILABLE})
-_MAX_WAIT = 30.0
+_MIN_WAIT, _MAX_WAIT = 1.0, 30.0
 T = TypeVar("T")
 
 
@@ -163,7 +164,7 @@ class Run:
 
     def patiently(self, act: Callable[[], T]) -> T:
         """Repeat `act` within the patience after transient errors and on a full disk."""
-        clock, pause = self.control.clock, 0.5
+        clock, failures = self.control.clock, 0
         deadline = clock.monotonic() + self.control.patience
         while True:
             try:
@@ -175,7 +176,8 @@ class Run:
                 rest = deadline - clock.monotonic()
                 if rest <= 0 or self.control.stop.is_set():
                     raise problem from error
-                pause = min(2 * pause, _MAX_WAIT, rest)
+                failures += 1
+                pause = min(pause_after(failures, _MIN_WAIT, _MAX_WAIT), rest)
                 self.report(BatchPhase.PAUSED, f"{problem.message}; trying again in {pause:.0f} s")
                 self.control.stop.wait(pause)
 

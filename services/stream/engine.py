@@ -7,6 +7,7 @@ batch while the engine commits the last one.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from mlctl.core.backoff import pause_after
 from mlctl.core.clock import Clock, SystemClock
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.stream.answer_headers import AnswerHeaders
@@ -177,8 +179,8 @@ class ScoringThread:
     def _score(self, batch: InFlightBatch) -> None:
         values = [message.value for message in batch.messages]
         batch.began = self._clock.monotonic()
-        wait, deadline = _MODEL_RETRY, batch.began + self._patience_s
-        while True:
+        deadline = batch.began + self._patience_s
+        for failures in itertools.count(1):
             try:
                 batch.scored = self._scorer.answer(values, batch.max_dead)
                 break
@@ -191,10 +193,9 @@ class ScoringThread:
                     raise
                 if isinstance(error, OutOfMemoryError):
                     self._scorer.shrink()
-                wait = min(wait, left)
+                wait = min(pause_after(failures, _MODEL_RETRY, _MODEL_RETRY_MAX), left)
                 batch.note = f"{error.message}; trying again in {wait:.1f} s"
                 self._stop.wait(wait)
-                wait = min(2 * wait, _MODEL_RETRY_MAX)
         batch.write(self._headers)
 
 
@@ -468,7 +469,7 @@ class StreamEngine:
     def _retried(self, act: Callable[[], _T], patience_s: float | None = None) -> _T:
         """Call `act` again after transient errors, until the patience or the run ends."""
         patience_s = self.settings.patience_s if patience_s is None else patience_s
-        wait, deadline = _BROKER_RETRY, self.clock.monotonic() + patience_s
+        failures, deadline = 0, self.clock.monotonic() + patience_s
         while True:
             try:
                 return act()
@@ -476,12 +477,13 @@ class StreamEngine:
                 left = deadline - self.clock.monotonic()
                 if error.code not in TRANSIENT or left <= 0 or self.stop.is_set():
                     raise
+                failures += 1
+                wait = pause_after(failures, _BROKER_RETRY, _BROKER_RETRY_MAX)
                 if isinstance(error, RetryLaterError):
                     wait = max(wait, error.retry_after)
                 wait = min(wait, left)
                 self._report(StreamPhase.PAUSED, f"{error.message}; trying again in {wait:.1f} s")
                 self.stop.wait(wait)
-                wait = min(2 * wait, _BROKER_RETRY_MAX)
                 # No message could arrive while the broker was unavailable.
                 self._active = self.clock.monotonic()
 

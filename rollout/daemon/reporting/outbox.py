@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, Self
 
+from mlctl.core.backoff import pause_after
 from mlctl.core.clock import Clock
 from mlctl.rollout.journal.journal import Journal, StaleEpochError
 
@@ -92,8 +93,8 @@ class Delivering:
                 self._journal.put_delivery(self._name, sink.name, state)
         except DeliveryError as error:
             failures = state.failures + 1
-            doubled = FIRST_PAUSE * 2.0 ** min(failures - 1, 16)
-            pause = min(max(doubled, error.again_in), MAX_PAUSE)
+            pause = max(pause_after(failures, FIRST_PAUSE, MAX_PAUSE), error.again_in)
+            pause = min(pause, MAX_PAUSE)
             if failures == 1:
                 print(f"{sink.name}: {error}; retrying", file=sys.stderr, flush=True)
             not_before = self._clock.wall() + pause
