@@ -27,7 +27,8 @@ _INTERNAL = frozenset(
 # The rest of the name is a property of librdkafka: MLCTL_KAFKA_SASL_PASSWORD is sasl.password.
 _FREE_PREFIX = "MLCTL_KAFKA_"
 _SECRET = re.compile(r"(PASSWORD|SECRET|TOKEN|AUTH)$")
-_USER = re.compile(r"//[^/@\s]*@")
+_USER = re.compile(r"//[^@\s]*@")
+_PARAMETER = re.compile(r"([?&]password=)[^&\s]+")
 
 
 def unknown_variables(environment: Mapping[str, str], settings: Iterable[str]) -> list[str]:
@@ -45,7 +46,9 @@ def unknown_variables(environment: Mapping[str, str], settings: Iterable[str]) -
 
 def shown_value(name: str, value: str) -> str:
     """Return the value of a variable without what is secret in it."""
-    return "(set)" if _SECRET.search(name) else _USER.sub("//***@", value)
+    if _SECRET.search(name):
+        return "(set)"
+    return _PARAMETER.sub(r"\1***", _USER.sub("//***@", value))
 
 
 def _sentence(name: str, known: Iterable[str]) -> str:

@@ -172,6 +172,7 @@ def _document(status: DeploymentStatus) -> dict[str, Any]:
         "previous": _previous_document(deployment.previous),
         "split": split_document(deployment.split, status.measured),
         "champion": deployment.champion,
+        "server": dict(deployment.settings.server),
         "weights": status.weights,
         "healthy": status.healthy,
         "running": status.running,

@@ -42,11 +42,11 @@ from mlctl.rollout.drivers.local import processes
 from mlctl.rollout.drivers.local.activator import awake
 from mlctl.rollout.drivers.local.samples import sample_folder
 from mlctl.rollout.drivers.local.security_settings import (
-    with_client_limit,
     with_signer,
     with_token,
     with_webhook_secret,
 )
+from mlctl.rollout.drivers.local.server_settings import with_server_settings
 from mlctl.rollout.drivers.proxies import edges_of, proxy_of
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal
@@ -97,7 +97,8 @@ def up(
         ports = _ports(host, port, settings)
         _check_metrics(settings, ports)
         settings = with_signer(with_token(name, with_webhook_secret(name, settings)))
-        settings = with_client_limit(settings)
+        if settings.kubernetes is None:
+            settings = with_server_settings(name, settings)
         proxy = proxy_of(paths.directory(name), ports, settings)
         proxy.command()  # reports what is missing before anything is started
         paths.heartbeat(name).unlink(missing_ok=True)
@@ -173,7 +174,9 @@ def promote(name: str, revision: Revision, spec: RolloutSpec) -> int:
                 ErrorCode.INVALID_INPUT,
                 "the daemon reads no metrics of Pods: no --max-ttft-ms and --max-tpot-ms",
             )
-        can_record = not remote and sample_folder(paths.directory(name)) is not None
+        can_record = (
+            not remote and sample_folder(paths.directory(name), deployment.settings) is not None
+        )
         labels.require_recording(spec, can_record=can_record)
         agreement.require_copies(spec, can_copy=not remote)
         counted = slo.counted(spec, edges_of(deployment.settings))

@@ -19,6 +19,7 @@ from mlctl.rollout.drivers.local import processes
 from mlctl.rollout.drivers.local.fleet import replica_of
 from mlctl.rollout.drivers.local.samples import SampleFolder
 from mlctl.rollout.drivers.local.security_settings import security_environment
+from mlctl.rollout.drivers.local.server_settings import server_environment
 from mlctl.rollout.journal import paths
 from mlctl.rollout.journal.journal import Journal
 
@@ -90,4 +91,5 @@ def _environment(settings: DeploymentSettings) -> dict[str, str]:
     }
     home = {HOME_VARIABLE: str(mlctl_home())}
     variables = {name: value for name, value in kept.items() if value is not None}
-    return {**home, **variables, **security_environment(settings)}
+    servers = {**server_environment(settings), **security_environment(settings)}
+    return {**home, **variables, **servers}

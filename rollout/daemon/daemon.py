@@ -289,7 +289,7 @@ class Daemon:
 
 
 def _recording(directory: Path, settings: DeploymentSettings, clock: Clock) -> Recording | None:
-    folder = None if settings.kubernetes else sample_folder(directory)
+    folder = None if settings.kubernetes else sample_folder(directory, settings)
     return None if folder is None else Recording(folder, clock, settings.keep_predictions_seconds)
 
 

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Self
@@ -351,10 +351,10 @@ class DeploymentSettings(Checked):
         record_share: share of the requests whose predictions are recorded at all times, for
             labels that come later. keep_predictions_seconds: how long they are kept.
         token_file: the tokens that its callers show; None to take the environment's.
-        max_client_rps: requests per second of each client that the tokens name, in each worker
-            process; None for no limit.
         signer: the public key that its bundles must be signed with; None to take the
             environment's.
+        server: the variables of its servers, without the passwords in them; server_secrets: the
+            file of those that have one.
         bento_home, tracking_uri: the Bento store and the registry that the deployment was
             started with, for every later start of its daemon; None to take the environment's.
     """
@@ -383,8 +383,9 @@ class DeploymentSettings(Checked):
     record_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     keep_predictions_seconds: PositiveSeconds = 7 * 86_400.0
     token_file: str | None = None
-    max_client_rps: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     signer: str | None = None
+    server: Mapping[str, str] = field(default_factory=dict)
+    server_secrets: str | None = None
     bento_home: str | None = None
     tracking_uri: str | None = None
     kubernetes: KubernetesTarget | None = None

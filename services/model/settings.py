@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -64,12 +65,12 @@ class RuntimeSettings(BaseModel):
         return parse_lengths(self.tensorrt_lengths)
 
 
-def read_environment(settings: type[S]) -> S:
-    """Read `settings` from this process's environment; INVALID_INPUT names an invalid variable.
+def read_environment(settings: type[S], environment: Mapping[str, str] = os.environ) -> S:
+    """Read `settings` from the environment; INVALID_INPUT names an invalid variable.
 
     The variable of a field is its name in capitals after `MLCTL_`; an empty one counts as unset.
     """
-    variables = {name: os.environ.get(PREFIX + name.upper()) for name in settings.model_fields}
+    variables = {name: environment.get(PREFIX + name.upper()) for name in settings.model_fields}
     try:
         return settings.model_validate({name: text for name, text in variables.items() if text})
     except ValidationError as error:

@@ -87,7 +87,7 @@ class LocalLauncher:
 
     def _environment(self, slot: Slot, grpc: int) -> dict[str, str]:
         workers = str(self._settings.workers)
-        samples = sample_folder(self._logs.parent)
+        samples = sample_folder(self._logs.parent, self._settings)
         recording = samples.environment(slot) if samples else {}
         own = {GRPC_PORT: str(grpc), WORKERS: workers, PROXIED: "1", **recording}
         return {**bento_environment(), **_ALONE, **own}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlctl.rollout.domain.spec import Slot
+from mlctl.rollout.domain.spec import DeploymentSettings, Slot
 
 SAMPLE_DIR = "MLCTL_SAMPLE_DIR"
 SAMPLE_CONTROL = "MLCTL_SAMPLE_CONTROL"
@@ -48,12 +48,12 @@ class SampleFolder:
         return {SAMPLE_DIR: str(self.segments(slot)), SAMPLE_CONTROL: str(self.control)}
 
 
-def sample_folder(directory: Path) -> SampleFolder | None:
+def sample_folder(directory: Path, settings: DeploymentSettings) -> SampleFolder | None:
     """The samples of the deployment in `directory`.
 
-    None where MLCTL_SAMPLE_DIR is set: its servers record for another purpose.
+    None where it has MLCTL_SAMPLE_DIR: its servers record for another purpose.
     """
-    return None if SAMPLE_DIR in os.environ else SampleFolder(directory)
+    return None if SAMPLE_DIR in settings.server else SampleFolder(directory)
 
 
 def redacted() -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 """Read a deployment's security settings from the environment once, at `mlctl up`, and keep them.
 
 These are the files of the API tokens, of the public key that bundles must be signed with, and of
-the secret that signs notices, and the limit of requests per client. The daemon is started again
-from any shell: without the variables it would open the API, serve unsigned bundles, send unsigned
-notices, or serve clients without a limit.
+the secret that signs notices. The daemon is started again from any shell: without the variables it
+would open the API, serve unsigned bundles, or send unsigned notices.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from mlctl.core.tokens import TOKEN, TOKEN_FILE, parse_tokens, read_tokens
 from mlctl.rollout.domain.spec import DeploymentSettings
 from mlctl.rollout.journal import paths
 
-# The server's own settings, as in mlctl.services.online.security.settings.
-CLIENT_RPS = "MLCTL_MAX_CLIENT_RPS"
 SIGNER = "MLCTL_REQUIRE_SIGNATURE"
 WEBHOOK_SECRET = "MLCTL_WEBHOOK_SECRET"  # noqa: S105 - a variable's name
 WEBHOOK_SECRET_FILE = "MLCTL_WEBHOOK_SECRET_FILE"  # noqa: S105 - as above
@@ -43,28 +40,6 @@ def with_token(name: str, settings: DeploymentSettings) -> DeploymentSettings:
         return settings
     read_tokens(path)
     return replace(settings, token_file=str(path))
-
-
-def with_client_limit(settings: DeploymentSettings) -> DeploymentSettings:
-    """Return `settings` with the limit per client in force here, or else with the one they have.
-
-    INVALID_INPUT if it is out of range, or if there are no tokens to know clients by.
-    """
-    given = os.environ.get(CLIENT_RPS)
-    if given:
-        try:
-            settings = replace(settings, max_client_rps=float(given))
-        except ValueError:
-            raise MlctlError(
-                ErrorCode.INVALID_INPUT, f"{CLIENT_RPS} = {given!r} is not a number"
-            ) from None
-    if settings.max_client_rps is not None and settings.token_file is None:
-        raise MlctlError(
-            ErrorCode.INVALID_INPUT,
-            f"{CLIENT_RPS} is set, but no tokens, by which clients are known",
-            f"Set {TOKEN_FILE}, or unset {CLIENT_RPS}.",
-        )
-    return settings
 
 
 def with_signer(settings: DeploymentSettings) -> DeploymentSettings:
@@ -109,8 +84,6 @@ def with_webhook_secret(name: str, settings: DeploymentSettings) -> DeploymentSe
 def security_environment(settings: DeploymentSettings) -> dict[str, str]:
     """Return the security variables of the deployment's processes; they override the shell's."""
     variables = {} if settings.token_file is None else {TOKEN_FILE: settings.token_file, TOKEN: ""}
-    if settings.max_client_rps is not None:
-        variables[CLIENT_RPS] = str(settings.max_client_rps)
     if settings.signer is not None:
         variables[SIGNER] = settings.signer
     return variables

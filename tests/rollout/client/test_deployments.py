@@ -306,19 +306,23 @@ def test_up__revision_not_promoted__no_alias(shop: str, port: int) -> None:
     assert "champion_written" not in [event.kind for event in deployments.events(shop)]
 
 
-def test_daemon__replaced_from_another_shell__keeps_store_registry_tokens_and_limit(
+def test_daemon__replaced_from_another_shell__keeps_store_registry_tokens_and_settings(
     home: Path, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "tokens").write_text("0123456789abcdef")
     monkeypatch.setenv("MLCTL_TOKEN_FILE", str(tmp_path / "tokens"))
     monkeypatch.setenv("MLCTL_MAX_CLIENT_RPS", "50")
+    monkeypatch.setenv("MLCTL_DEADLINE_MS", "2000")
+    monkeypatch.delenv("MLCTL_SLOW_MS", raising=False)
     monkeypatch.setenv("BENTOML_HOME", str(home / "bentos"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///records.db")
     wanted = {
         "BENTOML_HOME": str(home / "bentos"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{Path('records.db').absolute()}",
         "MLCTL_TOKEN_FILE": str(tmp_path / "tokens"),
-        "MLCTL_MAX_CLIENT_RPS": "50.0",
+        "MLCTL_MAX_CLIENT_RPS": "50",
+        "MLCTL_DEADLINE_MS": "2000",
+        "MLCTL_SLOW_MS": "",
     }
     deployments.up("shop", revision("tiny:aa"), port, settings=quick_settings())
     try:
@@ -328,10 +332,16 @@ def test_daemon__replaced_from_another_shell__keeps_store_registry_tokens_and_li
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////elsewhere.db")
         monkeypatch.delenv("MLCTL_TOKEN_FILE")
         monkeypatch.delenv("MLCTL_MAX_CLIENT_RPS")
+        monkeypatch.delenv("MLCTL_DEADLINE_MS")
+        monkeypatch.setenv("MLCTL_SLOW_MS", "1")  # of the other shell, not of the deployment
         kill_daemon("shop")
         deployments.status("shop")
         wait_until(partial(_replaced, "shop", "daemon", former))
         assert _environment_of(pid_of("shop", "daemon")).items() >= wanted.items()
+        server = pid_of("shop", "blue/0")
+        os.kill(server, signal.SIGKILL)
+        wait_until(partial(_replaced, "shop", "blue/0", server))
+        assert _environment_of(pid_of("shop", "blue/0")).items() >= wanted.items()
     finally:
         deployments.down("shop")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from mlctl.rollout.daemon.recording import MAX_ROWS_PER_SECOND, Recording, neede
 from mlctl.rollout.daemon.shadow.comparison import ShadowComparison
 from mlctl.rollout.domain.shadow.agreement import ShadowWindow
 from mlctl.rollout.domain.shadow.join import AnswerSide
-from mlctl.rollout.domain.spec import RolloutSpec, Slot
+from mlctl.rollout.domain.spec import DeploymentSettings, RolloutSpec, Slot
 from mlctl.rollout.drivers.local.samples import SAMPLE_DIR, SampleFolder, sample_folder
 from mlctl.services.online.observability.calls import RequestRecord
 from mlctl.services.online.observability.sampling import Recorder, SamplingControl
@@ -190,9 +190,7 @@ def test_needed_share__more_traffic__bounds_rows_per_second() -> None:
     assert needed_share(1e6, 100, 1000, 100) == 0.01
 
 
-def test_sample_folder__servers_record_elsewhere__is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert sample_folder(tmp_path) == SampleFolder(tmp_path)
-    monkeypatch.setenv(SAMPLE_DIR, "/elsewhere")
-    assert sample_folder(tmp_path) is None
+def test_sample_folder__servers_record_elsewhere__is_none(tmp_path: Path) -> None:
+    settings = DeploymentSettings()
+    assert sample_folder(tmp_path, settings) == SampleFolder(tmp_path)
+    assert sample_folder(tmp_path, replace(settings, server={SAMPLE_DIR: "/elsewhere"})) is None

@@ -9,7 +9,6 @@ from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.rollout.domain.spec import DeploymentSettings
 from mlctl.rollout.drivers.local.security_settings import (
     security_environment,
-    with_client_limit,
     with_signer,
     with_token,
 )
@@ -21,7 +20,7 @@ ONE = "one-0123456789abcdef"
 @pytest.fixture(autouse=True)
 def environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not home.exists()
-    for name in ("TOKEN", "TOKEN_FILE", "REQUIRE_SIGNATURE", "MAX_CLIENT_RPS"):
+    for name in ("TOKEN", "TOKEN_FILE", "REQUIRE_SIGNATURE"):
         monkeypatch.delenv(f"MLCTL_{name}", raising=False)
 
 
@@ -76,33 +75,3 @@ def test_with_signer__required_key__is_kept_in_the_settings(
     assert with_signer(kept) == kept
     told = {"MLCTL_REQUIRE_SIGNATURE": str(tmp_path / "key.pub")}
     assert security_environment(kept) == told
-
-
-def test_with_client_limit__in_the_environment__is_kept_in_the_settings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings = replace(DeploymentSettings(), token_file="/tokens")
-    assert with_client_limit(settings) == settings
-    monkeypatch.setenv("MLCTL_MAX_CLIENT_RPS", "0.5")
-    kept = with_client_limit(settings)
-    monkeypatch.delenv("MLCTL_MAX_CLIENT_RPS")
-    assert with_client_limit(kept) == kept
-    assert security_environment(kept)["MLCTL_MAX_CLIENT_RPS"] == "0.5"
-
-
-@pytest.mark.parametrize(
-    ("given", "tokens", "message"),
-    [
-        ("many", "/tokens", "MLCTL_MAX_CLIENT_RPS = 'many' is not a number"),
-        ("0", "/tokens", "max_client_rps = 0.0 is out of range"),
-        ("nan", "/tokens", "max_client_rps = nan is out of range"),
-        ("5", None, "MLCTL_MAX_CLIENT_RPS is set, but no tokens"),
-    ],
-)
-def test_with_client_limit__not_usable__is_rejected_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, given: str, tokens: str | None, message: str
-) -> None:
-    monkeypatch.setenv("MLCTL_MAX_CLIENT_RPS", given)
-    with pytest.raises(MlctlError, match=message) as caught:
-        with_client_limit(replace(DeploymentSettings(), token_file=tokens))
-    assert caught.value.code is ErrorCode.INVALID_INPUT
