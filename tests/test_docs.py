@@ -99,7 +99,7 @@ def unknown(words: list[str]) -> list[str]:
             return [name] if re.fullmatch(r"[a-z]+", name) else []
         command = found
     if "--" in rest:  # the options of a runner follow
-        runner = image.commands[rest[rest.index("--runner") + 1]]
+        runner = image.commands["stream" if command.name == "stream" else "batch"]
         dashes = rest.index("--")
         return unknown_options(runner, rest[dashes:]) + unknown_options(command, rest[:dashes])
     return unknown_options(command, rest)

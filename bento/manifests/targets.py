@@ -121,7 +121,7 @@ def manifests(
     if target is not ManifestTarget.BENTOCLOUD and not plan.image:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
-            f"--target {target} runs an image, and --image is missing",
+            f"{target} runs an image, and --image is missing",
             f"Build one with `mlctl containerize {plan.model.tag}`, push it, and name it as the "
             "registry does: --image REGISTRY/NAME@sha256:DIGEST.",
         )

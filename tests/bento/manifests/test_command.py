@@ -11,7 +11,6 @@ import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner, Result
 
 from mlctl.bento.packaging import BuiltBento
-from mlctl.cli.commands.manifests import BELONGS
 from mlctl.cli.main import cli
 from tests.bento.manifests.example_plans import IMAGE
 from tests.support.schemas import faults
@@ -25,15 +24,15 @@ def bento(built: BuiltBento, store_home: Path, monkeypatch: pytest.MonkeyPatch) 
     return built
 
 
-def run(bento: BuiltBento, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["manifests", bento.tag, *arguments])
+def run(bento: BuiltBento, platform: str, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["manifests", platform, bento.tag, *arguments])
 
 
 def test_manifests_command__kubernetes__writes_and_reports_the_files(
     bento: BuiltBento, tmp_path: Path
 ) -> None:
     folder = tmp_path / "out"
-    given = ("--target", "kubernetes", "--image", IMAGE, "--gateway", "infra/public")
+    given = ("kubernetes", "--image", IMAGE, "--gateway", "infra/public")
     done = run(bento, *given, "--out", str(folder), "--max-replicas", "4", "--json")
     assert done.exit_code == 0, done.output
     reported = json.loads(done.output)
@@ -61,7 +60,7 @@ def test_manifests_command__bench_of_this_bento__sizes_it(
     bench = {"version": bento.digest, "runs": runs, "ready_seconds": 3.0}
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(bench))
-    done = run(bento, "--target", "compose", "--image", IMAGE, "--bench", str(path))
+    done = run(bento, "compose", "--image", IMAGE, "--bench", str(path))
     assert done.exit_code == 0, done.output
     (document,) = yaml.safe_load_all(done.stdout)
     limits = document["services"]["tiny"]["deploy"]["resources"]
@@ -70,15 +69,15 @@ def test_manifests_command__bench_of_this_bento__sizes_it(
 
 
 def test_manifests_command__without_output__prints(bento: BuiltBento) -> None:
-    kserve = run(bento, "--target", "kserve", "--mode", "knative", "--image", IMAGE)
+    kserve = run(bento, "kserve", "--mode", "knative", "--image", IMAGE)
     assert not faults(yaml.safe_load(kserve.stdout))
-    cloud = yaml.safe_load(run(bento, "--target", "bentocloud").stdout)
+    cloud = yaml.safe_load(run(bento, "bentocloud").stdout)
     assert cloud["bento"] == bento.tag
     assert list(cloud["services"]) == ["tiny"]
 
 
 def test_manifests_command__without_an_image__hint_names_containerize(bento: BuiltBento) -> None:
-    done = run(bento, "--target", "kubernetes", "--json")
+    done = run(bento, "kubernetes", "--json")
     error = json.loads(done.output)["error"]
     assert error["code"] == "invalid_input"
     assert f"mlctl containerize {bento.tag}" in error["hint"]
@@ -87,19 +86,19 @@ def test_manifests_command__without_an_image__hint_names_containerize(bento: Bui
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--target", "compose", "--gateway", "g"), "--gateway is not for --target compose"),
-        (("--target", "bentocloud", "--image", IMAGE), "--image is not for --target bentocloud"),
-        (("--target", "kserve", "--stable-image", "x"), "give --canary"),
-        (("--target", "kubernetes", "--canary", "5"), "--canary is not for --target kubernetes"),
-        (("--target", "airflow"), "--target airflow needs --runner batch"),
-        (("--target", "aws-batch", "--runner", "stream"), "aws-batch needs --runner batch"),
-        (
-            ("--target", "aws-batch", "--runner", "batch", "--schedule", "@daily"),
-            "--schedule is not for --target aws-batch",
-        ),
+        (("compose", "--gateway", "g"), "No such option '--gateway'"),
+        (("bentocloud", "--image", IMAGE), "No such option '--image'"),
+        (("kubernetes", "--canary", "5"), "No such option '--canary'"),
+        (("kubernetes", "--spot"), "No such option '--spot'"),
+        (("aws-batch", "--schedule", "@daily"), "No such option '--schedule'"),
+        (("job", "--layout", "single"), "No such option '--layout'"),
+        (("stream", "--schedule", "@daily"), "No such option '--schedule'"),
+        (("kubernetes", "--", "--in", "rows"), "unexpected extra arguments"),
+        (("kserve", "--stable-image", "x"), "give --canary"),
+        (("job", "--image", IMAGE, "--", "--in", "s3://rows/"), "Missing option '--out'"),
     ],
 )
-def test_manifests_command__options_of_another_target__are_rejected(
+def test_manifests_command__options_of_another_platform__are_rejected(
     bento: BuiltBento, arguments: tuple[str, ...], reason: str
 ) -> None:
     done = run(bento, *arguments)
@@ -107,16 +106,10 @@ def test_manifests_command__options_of_another_target__are_rejected(
     assert reason in done.output
 
 
-def test_manifests_command__every_option__has_its_targets() -> None:
-    command = cli.commands["manifests"]
-    for_all = {"bento", "target", "runner", "name", "settings", "out", "as_json"}
-    assert {each.name for each in command.params} == for_all | BELONGS.keys()
-
-
 def test_manifests_command__batch_runner__writes_a_job_of_the_options_after_the_dashes(
     bento: BuiltBento,
 ) -> None:
-    given = ("--target", "kubernetes", "--runner", "batch", "--image", IMAGE, "--cpu", "4")
+    given = ("job", "--image", IMAGE, "--cpu", "4")
     rows = ("--in", "s3://data/rows/", "--out", "s3://data/scores/", "--grace", "50s")
     done = run(bento, *given, "--schedule", "@daily", "--", *rows)
     assert done.exit_code == 0, done.output
@@ -143,7 +136,7 @@ def test_manifests_command__batch_runner__writes_a_job_of_the_options_after_the_
 def test_manifests_command__batch_elsewhere__writes_its_file(
     bento: BuiltBento, tmp_path: Path, target: str, option: tuple[str, ...], name: str
 ) -> None:
-    given = ("--target", target, "--runner", "batch", "--image", IMAGE, "--cpu", "4", *option)
+    given = (target, "--image", IMAGE, "--cpu", "4", *option)
     rows = ("--in", "s3://data/rows/", "--out", "s3://data/scores/")
     done = run(bento, *given, "--out", str(tmp_path), "--", *rows)
     assert done.exit_code == 0, done.output
@@ -154,28 +147,10 @@ def test_manifests_command__batch_elsewhere__writes_its_file(
 
 
 def test_manifests_command__stream_runner__scales_with_the_lag(bento: BuiltBento) -> None:
-    given = ("--target", "kubernetes", "--runner", "stream", "--image", IMAGE, "--replicas", "0")
+    given = ("stream", "--image", IMAGE, "--replicas", "0")
     urls = ("--in", "kafka://broker:9092#orders", "--out", "kafka://broker:9092#scores")
     done = run(bento, *given, "--max-replicas", "8", "--", *urls)
     assert done.exit_code == 0, done.output
     found = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
     assert not [fault for each in found.values() for fault in faults(each)]
     assert found["ScaledObject"]["spec"]["triggers"][0]["metadata"]["topic"] == "orders"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--runner", "batch", "--", "--in", "s3://rows/"), "Missing option '--out'"),
-        (("--runner", "batch", "--layout", "single"), "--layout is not for --runner batch"),
-        (("--runner", "stream", "--schedule", "@daily"), "--schedule is not for --runner stream"),
-        (("--spot",), "--spot is not for --target kubernetes"),
-        (("--", "--in", "rows"), "-- OPTIONS is not for --target kubernetes"),
-    ],
-)
-def test_manifests_command__option_of_another_runner__is_rejected(
-    bento: BuiltBento, arguments: tuple[str, ...], message: str
-) -> None:
-    done = run(bento, "--target", "kubernetes", "--image", IMAGE, *arguments)
-    assert done.exit_code == 2
-    assert message in done.stderr
