@@ -28,21 +28,6 @@ Files = Mapping[str, str | bytes]
 
 # The size of a dynamic dimension in an example.
 _EXAMPLE_SIZE = 2
-_ARRAYS: Mapping[Datatype, str] = {
-    Datatype.BOOL: "Uint8Array",
-    Datatype.UINT8: "Uint8Array",
-    Datatype.UINT16: "Uint16Array",
-    Datatype.UINT32: "Uint32Array",
-    Datatype.UINT64: "BigUint64Array",
-    Datatype.INT8: "Int8Array",
-    Datatype.INT16: "Int16Array",
-    Datatype.INT32: "Int32Array",
-    Datatype.INT64: "BigInt64Array",
-    Datatype.FP16: "Uint16Array",
-    Datatype.BF16: "Uint16Array",
-    Datatype.FP32: "Float32Array",
-    Datatype.FP64: "Float64Array",
-}
 _RAW_FORMS: Mapping[Datatype, str] = {
     Datatype.UINT8: ": one byte per value",
     Datatype.FP16: ": two bytes per value, the low byte first, as in IEEE 754",
@@ -64,17 +49,6 @@ def python_files(model: ApiModel) -> Files:
     }
 
 
-def typescript_files(model: ApiModel) -> Files:
-    """Return a strictly typed package on fetch, without dependencies."""
-    values = _names(model)
-    return {
-        "package.json": _TYPESCRIPT.get_template("package.json.j2").render(values),
-        "tsconfig.json": _TYPESCRIPT.get_template("tsconfig.json.j2").render(values),
-        "README.md": _TYPESCRIPT.get_template("typescript_readme.md.j2").render(values),
-        "src/index.ts": _TYPESCRIPT.get_template("client.ts.j2").render(values),
-    }
-
-
 def proto_files(model: ApiModel) -> Files:
     """Return the .proto of the model's typed gRPC service, which the server's reflection has."""
     layout = lay_out(model)
@@ -92,7 +66,6 @@ def openapi_files(model: ApiModel) -> Files:
 GENERATORS: Mapping[str, Callable[[ApiModel], Files]] = MappingProxyType(
     {
         "python": python_files,
-        "typescript": typescript_files,
         "proto": proto_files,
         "openapi": openapi_files,
     }
@@ -126,7 +99,7 @@ def _names(model: ApiModel) -> dict[str, object]:
 
 
 def _literal(value: object) -> str:
-    """Return a string or a list as Python, TypeScript, TOML and JSON all write it."""
+    """Return a string or a list as Python, TOML and JSON all write it."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -160,22 +133,6 @@ def _python_description(tensor: ApiTensor) -> str:
     return f"{tensor.name}: {tensor.dtype.value} ({kind}), shape {list(tensor.shape)}."
 
 
-def _typescript_example(tensor: ApiTensor) -> str:
-    shape = [_EXAMPLE_SIZE if size == DYNAMIC else size for size in tensor.shape]
-    count = " * ".join(map(str, shape)) or "1"
-    array = _ARRAYS.get(tensor.dtype)
-    if array is None:
-        data = f'Array.from({{ length: {count} }}, () => new TextEncoder().encode("text"))'
-    else:
-        data = f"new {array}({count})"
-    return f"{{ data: {data}, shape: {shape} }}"
-
-
-def _typescript_description(tensor: ApiTensor) -> str:
-    kind = _ARRAYS.get(tensor.dtype, "Uint8Array[]")
-    return f"{tensor.name}: {tensor.dtype.value} ({kind}), shape {list(tensor.shape)}."
-
-
 def _raw_form(field: Field) -> str:
     return _RAW_FORMS.get(field.tensor.dtype, "")
 
@@ -203,6 +160,5 @@ _PYTHON = _environment(
     example=_python_example,
     described=_python_description,
 )
-_TYPESCRIPT = _environment(example=_typescript_example, described=_typescript_description)
 _PROTO = _environment(raw_form=_raw_form)
 _PROTO.tests["sized_by_values"] = _is_sized_by_values

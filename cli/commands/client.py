@@ -10,7 +10,7 @@ import click
 from mlctl.cli.output import CommandOutput, counted, reporting
 
 # Those of mlctl.bento.clients.languages, which would load numpy for --help.
-LANGUAGES = ("python", "typescript", "proto", "openapi")
+LANGUAGES = ("python", "proto", "openapi")
 
 
 @click.command()
