@@ -28,8 +28,8 @@ quick: .venv/.dev ## Run the tests that start no process and train nothing (unde
 	$(PYTEST) -m "not slow"
 
 # Pure decisions, of which each wrong one costs users most: tests/README.md.
-CORE := bundle/manifest.py,optimize/choice.py,services/online/batching/scheduler.py,rollout/domain/machine/gates.py,rollout/domain/machine/state_machine.py
-CORE_TESTS := tests/bundle tests/optimize/test_choice*.py tests/services/online/batching tests/rollout/domain
+CORE := bundle/manifest.py,optimize/variants/choice.py,services/online/batching/scheduler.py,rollout/domain/machine/gates.py,rollout/domain/machine/state_machine.py
+CORE_TESTS := tests/bundle tests/optimize/variants/test_choice*.py tests/services/online/batching tests/rollout/domain
 
 coverage: .venv/.dev ## Require every branch of the five pure modules to be run by the quick tests of their folders
 	$(BIN)/coverage erase

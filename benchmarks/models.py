@@ -32,9 +32,9 @@ from mlctl.loadtest.parity.paths import InferencePath
 from mlctl.loadtest.parity.stream_path import StreamPath
 from mlctl.loadtest.runs import Protocols
 from mlctl.loadtest.server import serving
-from mlctl.optimize.judge import Runner
+from mlctl.optimize.inputs.prepare import OptimizeOptions, prepare
 from mlctl.optimize.pipeline import optimize
-from mlctl.optimize.prepare import OptimizeOptions, prepare
+from mlctl.optimize.proofs.baseline import Runner
 from mlctl.optimize.proofs.reference import load_reference
 from mlctl.optimize.recipes.fp32 import Fp32
 from mlctl.registry.mlflow_catalog import MlflowCatalog

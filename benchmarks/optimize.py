@@ -32,17 +32,17 @@ from mlctl.core.home import HOME_VARIABLE
 from mlctl.core.quiet import first_line, quiet
 from mlctl.examples.digits.data import load_split
 from mlctl.examples.digits.train import RECIPES, fit
-from mlctl.optimize.choice import choose
 from mlctl.optimize.data import Tensors
-from mlctl.optimize.goals import Goals, accuracy_faults
-from mlctl.optimize.judge import run_rows
+from mlctl.optimize.inputs.prepare import OptimizeOptions, prepare
 from mlctl.optimize.metrics.latency import BatchLatency
 from mlctl.optimize.metrics.parity import compare
 from mlctl.optimize.metrics.scores import compare_metric
 from mlctl.optimize.pipeline import optimize
-from mlctl.optimize.prepare import OptimizeOptions, prepare
-from mlctl.optimize.source_graph import ExportedModel, export_source
-from mlctl.optimize.variant import Measured, Variant
+from mlctl.optimize.proofs.baseline import run_rows
+from mlctl.optimize.proofs.source_graph import ExportedModel, export_source
+from mlctl.optimize.variants.choice import choose
+from mlctl.optimize.variants.goals import Goals, accuracy_faults
+from mlctl.optimize.variants.variant import Measured, Variant
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.registry.tracking import configure_tracking
 from mlctl.services.model.scorer import split_rows

@@ -28,7 +28,7 @@ from mlctl.bundle.manifest import (
 )
 from mlctl.bundle.tensors import DYNAMIC, Datatype, Signature, TensorSpec
 from mlctl.bundle.verify import VerifiedBundle, seal
-from mlctl.optimize.batching import DEFAULT
+from mlctl.optimize.inputs.batching import DEFAULT
 from mlctl.services.model.golden import save_golden
 from mlctl.services.model.session import open_session
 

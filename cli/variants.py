@@ -1,4 +1,4 @@
-"""Tables of the variants of an optimization: records of `optimize.evidence.variant_record`."""
+"""Tables of the variants of an optimization, from `optimize.result.evidence.variant_record`."""
 
 from __future__ import annotations
 

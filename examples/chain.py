@@ -108,8 +108,8 @@ def signature_of(rows: Any, answers: Any) -> Any:
 
 def optimize(name: str, data: Path, transform: Path | None = None) -> None:
     """Do what `mlctl optimize NAME@candidate --data DATA` does, with fp32 and dynamic int8."""
+    from mlctl.optimize.inputs.prepare import OptimizeOptions
     from mlctl.optimize.pipeline import optimize as run
-    from mlctl.optimize.prepare import OptimizeOptions
     from mlctl.optimize.recipes.base import Target
     from mlctl.optimize.recipes.discovery import select
     from mlctl.registry.mlflow_catalog import MlflowCatalog

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlctl.client import Client
     from mlctl.core.errors import ErrorCode, MlctlError
-    from mlctl.optimize.goals import Goals
-    from mlctl.optimize.prepare import OptimizeOptions
+    from mlctl.optimize.inputs.prepare import OptimizeOptions
+    from mlctl.optimize.variants.goals import Goals
     from mlctl.rollout.domain.spec import RolloutSpec
 
 __version__ = "0.1.0"
@@ -26,9 +26,9 @@ __all__ = ["Client", "ErrorCode", "Goals", "MlctlError", "OptimizeOptions", "Rol
 _MODULES = {
     "Client": "client",
     "ErrorCode": "core.errors",
-    "Goals": "optimize.goals",
+    "Goals": "optimize.variants.goals",
     "MlctlError": "core.errors",
-    "OptimizeOptions": "optimize.prepare",
+    "OptimizeOptions": "optimize.inputs.prepare",
     "RolloutSpec": "rollout.domain.spec",
 }
 

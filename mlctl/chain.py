@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlctl.optimize.goals import Goals
-from mlctl.optimize.prepare import OptimizeOptions
+from mlctl.optimize.inputs.prepare import OptimizeOptions
+from mlctl.optimize.variants.goals import Goals
 from mlctl.rollout.client import deployments
 from mlctl.rollout.client.rendering import require_promoted
 from mlctl.rollout.client.revisions import find_revision

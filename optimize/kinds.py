@@ -7,17 +7,17 @@ from pathlib import Path
 
 from mlctl.core.clock import Clock
 from mlctl.core.errors import ErrorCode, MlctlError
-from mlctl.optimize.attempt import Attempt
-from mlctl.optimize.device import RunDevice
 from mlctl.optimize.events import ProgressListener
 from mlctl.optimize.generation.attempt import GenerationAttempt
 from mlctl.optimize.generation.source import SourceAnswers, prepare_language_model, run_source
-from mlctl.optimize.goals import Goals
-from mlctl.optimize.prepare import OptimizeOptions, Prepared, prepare
+from mlctl.optimize.inputs.prepare import OptimizeOptions, Prepared, prepare
+from mlctl.optimize.proofs.source_graph import ExportedModel, export_source
 from mlctl.optimize.recipes.base import Recipe
 from mlctl.optimize.recipes.discovery import select
 from mlctl.optimize.recipes.generation import GenerationRecipe
-from mlctl.optimize.source_graph import ExportedModel, export_source
+from mlctl.optimize.variants.attempt import Attempt
+from mlctl.optimize.variants.device import RunDevice
+from mlctl.optimize.variants.goals import Goals
 from mlctl.registry.catalog import Catalog, SourceModel
 
 

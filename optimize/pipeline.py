@@ -15,24 +15,25 @@ from mlctl.bundle.verify import VerifiedBundle
 from mlctl.core.clock import Clock, SystemClock
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.packages import require_onnxruntime
-from mlctl.optimize.champion import judged_by_champion
-from mlctl.optimize.choice import Judged, choose
-from mlctl.optimize.device import find_device
 from mlctl.optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
-from mlctl.optimize.evidence import Conditions, make_report, publish_report
-from mlctl.optimize.goals import (
+from mlctl.optimize.inputs.prepare import OptimizeOptions, Prepared
+from mlctl.optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
+from mlctl.optimize.proofs.source_graph import ExportedModel
+from mlctl.optimize.proofs.splits import SplitCheck
+from mlctl.optimize.recipes.base import Recipe
+from mlctl.optimize.result.evidence import make_report, publish_report
+from mlctl.optimize.result.report import report_html
+from mlctl.optimize.result.seal import seal_bundle
+from mlctl.optimize.variants.champion import judged_by_champion
+from mlctl.optimize.variants.choice import Judged, choose
+from mlctl.optimize.variants.conditions import Conditions
+from mlctl.optimize.variants.device import find_device
+from mlctl.optimize.variants.goals import (
     Goals,
     require_agreement,
     require_fitting_limit,
     require_labels_for,
 )
-from mlctl.optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
-from mlctl.optimize.prepare import OptimizeOptions, Prepared
-from mlctl.optimize.proofs.splits import SplitCheck
-from mlctl.optimize.recipes.base import Recipe
-from mlctl.optimize.report import report_html
-from mlctl.optimize.seal import seal_bundle
-from mlctl.optimize.source_graph import ExportedModel
 from mlctl.registry.catalog import Catalog, PublishedModel, SourceModel
 
 

@@ -10,19 +10,19 @@ from typing import Any
 
 from mlctl.core.clock import SystemClock
 from mlctl.core.packages import require_onnxruntime
-from mlctl.optimize.attempt import Attempt
 from mlctl.optimize.cache import is_cached
-from mlctl.optimize.device import RunDevice, find_device
 from mlctl.optimize.events import Silent
-from mlctl.optimize.goals import Goals, require_fitting_limit, require_labels_for
+from mlctl.optimize.inputs.prepare import OptimizeOptions, Prepared
 from mlctl.optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
-from mlctl.optimize.prepare import OptimizeOptions, Prepared
 from mlctl.optimize.proofs.reference import load_reference
+from mlctl.optimize.proofs.source_graph import export_key
 from mlctl.optimize.recipes.base import Recipe, Target
 from mlctl.optimize.recipes.discovery import discover
 from mlctl.optimize.recipes.generation import GenerationRecipe
-from mlctl.optimize.source_graph import export_key
-from mlctl.optimize.time_limit import Pace, Seconds, measure_pace
+from mlctl.optimize.variants.attempt import Attempt
+from mlctl.optimize.variants.device import RunDevice, find_device
+from mlctl.optimize.variants.goals import Goals, require_fitting_limit, require_labels_for
+from mlctl.optimize.variants.time_limit import Pace, Seconds, measure_pace
 from mlctl.registry.catalog import Catalog, SourceModel
 
 

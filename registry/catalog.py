@@ -59,7 +59,7 @@ class SourceModel:
     that the inputs are the columns of a table, of which a caller may leave out those in `optional`.
     `generates` says that it is a causal language model: a prompt in, text out.
     The outputs of an estimator follow from the estimator, not from what MLflow
-    recorded: `mlctl.optimize.estimators` fills them in.
+    recorded: `mlctl.optimize.inputs.estimators` fills them in.
     """
 
     name: str

@@ -18,13 +18,13 @@ from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.files import check_writable
 
 if TYPE_CHECKING:
-    from mlctl.optimize.choice import Judged
     from mlctl.optimize.events import StepEvent
-    from mlctl.optimize.goals import Goals
+    from mlctl.optimize.inputs.prepare import OptimizeOptions
     from mlctl.optimize.pipeline import OptimizeResult
     from mlctl.optimize.plan import OptimizePlan
-    from mlctl.optimize.prepare import OptimizeOptions
     from mlctl.optimize.recipes.base import Recipe
+    from mlctl.optimize.variants.choice import Judged
+    from mlctl.optimize.variants.goals import Goals
     from mlctl.registry.catalog import Catalog
 
 _EPILOG = """\b
@@ -216,7 +216,7 @@ def optimize(output: CommandOutput, /, model: str, options: OptimizeCommand) -> 
 
 def _check_paths(data: str, report: Path | None) -> None:
     """Raise what is wrong with the files before minutes of work."""
-    from mlctl.optimize.user_functions import is_function_name
+    from mlctl.optimize.data.user_functions import is_function_name
 
     if not is_function_name(data) and not Path(data).exists():
         raise MlctlError(
@@ -244,12 +244,12 @@ class _Arguments(TypedDict):
 
 
 def _arguments(options: OptimizeCommand) -> _Arguments:
-    from mlctl.optimize.batching import DEFAULT, read_batching_options
     from mlctl.optimize.data import RowLimits
-    from mlctl.optimize.goals import Goals, Prefer
-    from mlctl.optimize.prepare import OptimizeOptions
+    from mlctl.optimize.inputs.batching import DEFAULT, read_batching_options
+    from mlctl.optimize.inputs.prepare import OptimizeOptions
     from mlctl.optimize.recipes.base import Target
     from mlctl.optimize.recipes.discovery import select
+    from mlctl.optimize.variants.goals import Goals, Prefer
     from mlctl.registry.mlflow_catalog import MlflowCatalog
     from mlctl.services.tables.input_columns import parse_map
 
@@ -351,7 +351,7 @@ def _document(result: OptimizeResult) -> dict[str, Any]:
 
 
 def _records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    from mlctl.optimize.evidence import variant_record
+    from mlctl.optimize.result.evidence import variant_record
 
     return [variant_record(item) for item in judged]
 

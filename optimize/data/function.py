@@ -10,7 +10,7 @@ import numpy as np
 
 from mlctl.optimize.data.rows import Tensors
 from mlctl.optimize.data.source import invalid
-from mlctl.optimize.user_functions import load_function, user_code
+from mlctl.optimize.data.user_functions import load_function, user_code
 
 _HINT = "The function returns batches: dicts of an array [rows, ...] for each input, and labels."
 _END = object()

@@ -27,7 +27,7 @@ from mlctl.optimize.data.source import (
     RowSource,
     invalid,
 )
-from mlctl.optimize.user_functions import is_function_name
+from mlctl.optimize.data.user_functions import is_function_name
 
 _FORMS_HINT = (
     "Give an .npz or .parquet file, a folder of .parquet files, "

@@ -10,20 +10,20 @@ import numpy as np
 
 from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.core.errors import MlctlError
-from mlctl.optimize.attempt import Attempt
 from mlctl.optimize.cache import fetch_or_build
 from mlctl.optimize.data import Rows, Tensors, row_count
 from mlctl.optimize.generation.answers import ANSWER_TOKENS, OUTPUT, ask, compare_answers
 from mlctl.optimize.generation.models import DecoderModel, Ids
 from mlctl.optimize.generation.source import MAX_TOKENS, SourceAnswers, read_golden
 from mlctl.optimize.generation.templates import check_chat_template
-from mlctl.optimize.judge import model_size
 from mlctl.optimize.metrics.latency import measure_interleaved
 from mlctl.optimize.metrics.parity import compare
 from mlctl.optimize.recipes.generation import GenerationRecipe
 from mlctl.optimize.recipes.graphs import opset_of
-from mlctl.optimize.time_limit import Pace
-from mlctl.optimize.variant import Measured, Timings, Variant, load_details
+from mlctl.optimize.variants.attempt import Attempt
+from mlctl.optimize.variants.judge import model_size
+from mlctl.optimize.variants.time_limit import Pace
+from mlctl.optimize.variants.variant import Measured, Timings, Variant, load_details
 
 # Between two runtimes in fp32; rounding gives 1e-6 to 1e-4.
 _MAX_RELATIVE_L2 = 1e-3

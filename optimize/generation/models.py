@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mlctl.core.quiet import quiet
-from mlctl.optimize.loading import loading
+from mlctl.optimize.inputs.loading import loading
 from mlctl.optimize.recipes.generation import read_generation
 from mlctl.optimize.recipes.int4_checkpoint import model_folder
 from mlctl.registry.catalog import SourceModel

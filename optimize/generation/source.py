@@ -9,7 +9,6 @@ import numpy as np
 
 from mlctl.core.entries import hash_key
 from mlctl.core.errors import ErrorCode, MlctlError
-from mlctl.optimize.batching import DEFAULT
 from mlctl.optimize.cache import fetch_or_build
 from mlctl.optimize.data import Rows
 from mlctl.optimize.generation.answers import (
@@ -24,11 +23,12 @@ from mlctl.optimize.generation.answers import (
 from mlctl.optimize.generation.models import TransformersModel
 from mlctl.optimize.generation.templates import check_chat_template
 from mlctl.optimize.generation.texts import INPUT, load_texts
-from mlctl.optimize.judge import Baseline
+from mlctl.optimize.inputs.batching import DEFAULT
+from mlctl.optimize.inputs.prepare import OptimizeOptions, Prepared
 from mlctl.optimize.metrics.perplexity import PERPLEXITY
-from mlctl.optimize.prepare import OptimizeOptions, Prepared
+from mlctl.optimize.proofs.baseline import Baseline
 from mlctl.optimize.proofs.probing import ProbeResult
-from mlctl.optimize.source_graph import ExportedModel, export_key
+from mlctl.optimize.proofs.source_graph import ExportedModel, export_key
 from mlctl.registry.catalog import SourceModel
 from mlctl.registry.hugging_face import tokenizer_folder
 from mlctl.services.generate.options import PROMPT, TEXT, TOKENS

@@ -18,6 +18,7 @@ from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.files import sha256_file
 from mlctl.core.text import suggestion
 from mlctl.optimize.data import SEED, Rows, Tensors
+from mlctl.optimize.data.user_functions import is_function_name, load_function, user_code
 from mlctl.optimize.metrics import classes, quantities
 from mlctl.optimize.metrics.bootstrap import (
     Estimate,
@@ -25,7 +26,6 @@ from mlctl.optimize.metrics.bootstrap import (
     bootstrap,
     canonical_order,
 )
-from mlctl.optimize.user_functions import is_function_name, load_function, user_code
 
 RESAMPLES = 1000
 LEVEL = 0.95

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlctl.core.errors import MlctlError
 from mlctl.optimize.data import Rows, Tensors
-from mlctl.optimize.proofs.checks import close
+from mlctl.optimize.metrics.rounding import close
 from mlctl.optimize.proofs.outlier_rows import distinct, outlier_batches
 from mlctl.optimize.proofs.reference import Reference
 

@@ -19,12 +19,12 @@ from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.quiet import first_line, quiet
 from mlctl.core.text import printable
 from mlctl.optimize.data import Tensors
-from mlctl.optimize.estimators import EstimatorReference, load_estimator
+from mlctl.optimize.inputs.estimators import EstimatorReference, load_estimator
+from mlctl.optimize.inputs.text.encoder import load_text_encoder
 from mlctl.optimize.proofs.adapter import adapt
 from mlctl.optimize.proofs.export import export_torch
 from mlctl.optimize.proofs.source_checks import check_onnx_source, check_torch_source
 from mlctl.optimize.recipes.base import save_graph
-from mlctl.optimize.text.encoder import load_text_encoder
 from mlctl.registry.catalog import ModelFormat, SourceModel
 from mlctl.registry.onnx_file import make_plain, zipmap_classes, zipmaps
 from mlctl.registry.tracking import pickle_loading

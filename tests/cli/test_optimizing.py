@@ -7,12 +7,12 @@ from mlctl.cli.commands.optimize import StepDisplay
 from mlctl.cli.output import CommandOutput
 from mlctl.cli.progress import clock_time, only_results_on_stdout
 from mlctl.cli.variants import filled, models_table, number_cells, number_columns, variants_table
-from mlctl.optimize.choice import choose
 from mlctl.optimize.events import Stage, StepEvent, StepStatus
-from mlctl.optimize.evidence import variant_record
-from mlctl.optimize.goals import Goals
 from mlctl.optimize.recipes.base import Details
-from mlctl.optimize.variant import Variant
+from mlctl.optimize.result.evidence import variant_record
+from mlctl.optimize.variants.choice import choose
+from mlctl.optimize.variants.goals import Goals
+from mlctl.optimize.variants.variant import Variant
 from tests.optimize.builders import failed, not_applicable, variant
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from mlctl.core.home import HOME_VARIABLE
 from mlctl.optimize.events import Stage, StepEvent, StepStatus
-from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.pipeline import optimize
 from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.variants.goals import Goals, Prefer
 from tests.support.dense import dense_source
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import save_rows

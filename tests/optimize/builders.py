@@ -9,7 +9,7 @@ from mlctl.optimize.metrics.bootstrap import Estimate
 from mlctl.optimize.metrics.latency import BatchLatency
 from mlctl.optimize.metrics.parity import OutputParity, Parity
 from mlctl.optimize.metrics.scores import MetricResult
-from mlctl.optimize.variant import Measured, Variant
+from mlctl.optimize.variants.variant import Measured, Variant
 
 
 def latency(batch: int, median: float, spread: float = 0.0, seed: str = "") -> BatchLatency:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlctl.optimize.choice import choose
-from mlctl.optimize.device import RunDevice
-from mlctl.optimize.evidence import Conditions, DataSummary, OptimizeReport, SourceSummary
-from mlctl.optimize.goals import Goals
 from mlctl.optimize.metrics.scores import load_metric
 from mlctl.optimize.proofs.splits import SplitCheck
 from mlctl.optimize.recipes.base import LayerCost, Target
-from mlctl.optimize.variant import Variant
+from mlctl.optimize.result.evidence import DataSummary, OptimizeReport, SourceSummary
+from mlctl.optimize.variants.choice import choose
+from mlctl.optimize.variants.conditions import Conditions
+from mlctl.optimize.variants.device import RunDevice
+from mlctl.optimize.variants.goals import Goals
+from mlctl.optimize.variants.variant import Variant
 
 
 def make_report(
@@ -27,7 +28,7 @@ def make_report(
     splits: SplitCheck | None = None,
     excluded: tuple[str, ...] = (),
 ) -> OptimizeReport:
-    """Return what `mlctl.optimize.evidence.make_report` gives for these variants."""
+    """Return what `mlctl.optimize.result.evidence.make_report` gives for these variants."""
     loaded = None if metric is None else load_metric(metric)
     source_score = None if metric is None else 0.9
     goals = (goals or Goals()).resolved(loaded, source_score)

@@ -19,19 +19,19 @@ from mlctl.bundle.manifest import GENERATION_FOLDER, GOLDEN_NAME
 from mlctl.bundle.verify import verify
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.home import HOME_VARIABLE
-from mlctl.optimize.choice import Judged
-from mlctl.optimize.evidence import REPORT_NAME
 from mlctl.optimize.generation.answers import Answers, compare_answers
 from mlctl.optimize.generation.models import DecoderModel
 from mlctl.optimize.generation.templates import check_chat_template
 from mlctl.optimize.generation.texts import load_texts
-from mlctl.optimize.goals import Goals
+from mlctl.optimize.inputs.prepare import OptimizeOptions
 from mlctl.optimize.pipeline import NothingPassedError, OptimizeResult, optimize
 from mlctl.optimize.plan import make_plan
-from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.recipes.discovery import select
 from mlctl.optimize.recipes.generation import build_engine_folder
+from mlctl.optimize.result.evidence import REPORT_NAME
+from mlctl.optimize.variants.choice import Judged
+from mlctl.optimize.variants.goals import Goals
 from mlctl.registry.hugging_face import SIGNATURE
 from mlctl.services.generate.chat_template import ChatTemplate
 from mlctl.services.model.golden import load_golden

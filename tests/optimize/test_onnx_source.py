@@ -16,10 +16,10 @@ from mlctl.bundle.manifest import MODEL_NAME
 from mlctl.bundle.verify import verify
 from mlctl.core.errors import MlctlError
 from mlctl.core.home import HOME_VARIABLE
-from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.inputs.prepare import OptimizeOptions
 from mlctl.optimize.pipeline import OptimizeResult, optimize
-from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.recipes.fp32 import Fp32
+from mlctl.optimize.variants.goals import Goals, Prefer
 from mlctl.services.model.scorer import Scorer
 from mlctl.services.model.session import open_session
 from mlctl.services.model.settings import RuntimeSettings

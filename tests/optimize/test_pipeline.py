@@ -13,11 +13,11 @@ from mlctl.bundle.verify import verify
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.files import sha256_file
 from mlctl.optimize.events import Stage, StepEvent, StepStatus
-from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.inputs.prepare import OptimizeOptions
 from mlctl.optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench, save_graph
 from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.variants.goals import Goals, Prefer
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.services.model.golden import load_golden
 from mlctl.services.model.session import open_session

@@ -7,12 +7,12 @@ import pytest
 
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import RowLimits
-from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.inputs.prepare import OptimizeOptions
 from mlctl.optimize.pipeline import optimize
 from mlctl.optimize.plan import OptimizePlan, make_plan
-from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.variants.goals import Goals, Prefer
 from tests.support.memory_catalog import MemoryCatalog
 from tests.support.sources import onnx_source, save_rows
 

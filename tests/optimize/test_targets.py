@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from mlctl.core.errors import ErrorCode, MlctlError
-from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.inputs.prepare import OptimizeOptions
 from mlctl.optimize.pipeline import NothingPassedError, OptimizeResult, optimize
-from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.variants.goals import Goals, Prefer
 from mlctl.registry.mlflow_catalog import MlflowCatalog
 from mlctl.services.model.scorer import Scorer
 from mlctl.services.online.settings import ServerSettings

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mlctl.optimize.choice import choose
 from mlctl.optimize.data import RowLimits
 from mlctl.optimize.data.rows import choose_rows
-from mlctl.optimize.goals import Goals, Prefer
 from mlctl.optimize.metrics.parity import compare
-from mlctl.optimize.variant import Variant
+from mlctl.optimize.variants.choice import choose
+from mlctl.optimize.variants.goals import Goals, Prefer
+from mlctl.optimize.variants.variant import Variant
 from tests.optimize.builders import failed, variant
 
 numbers = st.floats(min_value=0.001, max_value=100.0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mlctl.optimize.data import Rows
-from mlctl.optimize.judge import run_rows
 from mlctl.optimize.metrics.latency import BatchLatency, measure_interleaved, time_ratio
+from mlctl.optimize.proofs.baseline import run_rows
 from tests.support.clock import ManualClock
 from tests.support.sessions import FunctionSession
 

@@ -14,8 +14,9 @@ from torch import nn
 from mlctl.bundle.tensors import Datatype, Signature, TensorSpec
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.optimize.data import Rows, Tensors
+from mlctl.optimize.metrics.rounding import close
 from mlctl.optimize.proofs import export
-from mlctl.optimize.proofs.checks import check_graph, check_parity, check_source, close
+from mlctl.optimize.proofs.checks import check_graph, check_parity, check_source
 from mlctl.optimize.proofs.reference import TorchReference
 from tests.optimize.zoo.prove import signature_of
 from tests.support.sessions import FunctionSession

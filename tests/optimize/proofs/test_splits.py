@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from mlctl.core.errors import MlctlError
 from mlctl.optimize.data import Rows
-from mlctl.optimize.estimators import EstimatorReference, load_estimator
+from mlctl.optimize.inputs.estimators import EstimatorReference, load_estimator
 from mlctl.optimize.proofs.probing import probe_model
 from mlctl.optimize.proofs.splits import SplitCheck, check_splits, near_splits, split_values
 from mlctl.services.model.session import open_session

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mlctl.core.entries import Key
 from mlctl.optimize.data import Rows
-from mlctl.optimize.goals import Goals
-from mlctl.optimize.judge import QualityMeter
 from mlctl.optimize.recipes.base import Workbench
+from mlctl.optimize.variants.goals import Goals
+from mlctl.optimize.variants.judge import QualityMeter
 from mlctl.services.model.session import open_session
 
 OPSET = 20

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from mlctl.optimize.goals import Goals
 from mlctl.optimize.recipes.base import NotApplicableError, Recipe
 from mlctl.optimize.recipes.quantized import Int4, Int4Trt
+from mlctl.optimize.variants.goals import Goals
 from tests.optimize.recipes.models import (
     FEATURES,
     answers,

@@ -13,8 +13,8 @@ import pytest
 from onnx import helper
 
 from mlctl.core.errors import ErrorCode, MlctlError
-from mlctl.optimize.attempt import run_recipe
 from mlctl.optimize.recipes.base import Details, Precision, Target, Workbench
+from mlctl.optimize.variants.attempt import run_recipe
 from tests.optimize.recipes.models import bench, images, network
 
 Body = Callable[[Path, Path], Any]

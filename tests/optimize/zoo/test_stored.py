@@ -14,12 +14,12 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from mlctl.core.errors import ErrorCode, MlctlError
-from mlctl.optimize.goals import Goals, Prefer
+from mlctl.optimize.inputs.prepare import OptimizeOptions
 from mlctl.optimize.pipeline import OptimizeResult, optimize
-from mlctl.optimize.prepare import OptimizeOptions
 from mlctl.optimize.proofs.reference import load_reference
 from mlctl.optimize.recipes.base import Target
 from mlctl.optimize.recipes.discovery import select
+from mlctl.optimize.variants.goals import Goals, Prefer
 from mlctl.registry.catalog import ModelFormat, SourceModel
 from mlctl.registry.mlmodel import read_mlmodel
 from mlctl.services.model.golden import load_golden

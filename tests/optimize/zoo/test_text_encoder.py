@@ -13,9 +13,9 @@ import pytest
 
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.quiet import quiet
+from mlctl.optimize.inputs.text.encoder import load_text_encoder, read_text_encoder
 from mlctl.optimize.pipeline import optimize
 from mlctl.optimize.recipes.fp32 import Fp32
-from mlctl.optimize.text.encoder import load_text_encoder, read_text_encoder
 from mlctl.registry.catalog import SourceModel, artifacts_sha256
 from mlctl.registry.hugging_face import read_folder
 from mlctl.registry.mlflow_catalog import MlflowCatalog

@@ -19,7 +19,7 @@ from mlctl.bundle.verify import VerifiedBundle
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.loadtest.parity.batch_path import BatchPath
 from mlctl.loadtest.parity.stream_path import StreamPath
-from mlctl.optimize.transforms.transform import read_transform
+from mlctl.optimize.inputs.transforms.transform import read_transform
 from mlctl.services.model.features import FeatureLookup, FeatureTable, open_store
 from mlctl.services.model.scorer import Scorer
 from mlctl.services.model.settings import RuntimeSettings

@@ -1,0 +1,1 @@
+"""What an optimization starts from: the registered model, opened without its code, and its rows."""

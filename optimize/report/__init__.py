@@ -1,5 +1,0 @@
-"""The report of an optimization as one self-contained HTML page."""
-
-from mlctl.optimize.report.page import report_html
-
-__all__ = ["report_html"]

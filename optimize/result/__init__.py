@@ -1,0 +1,1 @@
+"""What is sealed and published: evidence, the bundle, and the report."""
