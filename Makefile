@@ -5,7 +5,7 @@ RESULTS := build/benchmarks
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test serial quick check fix coverage coverage-all mutants zoo bench soak fuzz hostile audit clients docs docs-test pictures container-check clean
+.PHONY: help demo test serial years quick check fix coverage coverage-all mutants zoo bench soak fuzz hostile audit clients docs docs-test pictures container-check clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -18,11 +18,14 @@ REPORTS := build/reports
 # no faster on two cores.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: check ## Run all checks, then every test but the serial ones; writes build/reports/tests.xml
-	$(PYTEST) -m "not serial" --junit-xml $(REPORTS)/tests.xml
+test: check ## Run all checks, then every test but the serial ones and the simulations; writes build/reports/tests.xml
+	$(PYTEST) -m "not serial and not years" --junit-xml $(REPORTS)/tests.xml
 
 serial: .venv/.dev ## Run the tests that need the machine to themselves, one after the other
 	$(BIN)/python -m pytest -m serial --junit-xml $(REPORTS)/serial.xml
+
+years: .venv/.dev ## Simulate rollouts with the gates, hundreds of seeds each (2 minutes)
+	$(BIN)/python -m pytest --numprocesses 2 --dist load -m years --junit-xml $(REPORTS)/years.xml
 
 quick: .venv/.dev ## Run the tests that start no process and train nothing (under 3 minutes)
 	$(PYTEST) -m "not slow"

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.gate_simulation import Ended, Service, Version, ends
 from mlctl.rollout.domain.spec import Outcome, RolloutSpec
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.years]
 
 LIMITED = RolloutSpec(max_p99_ms=50.0, max_error_rate=0.01)
 COMPARED = RolloutSpec(max_error_rate=0.01)
