@@ -17,7 +17,7 @@ from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.core.packages import require_onnxruntime
 from mlctl.optimize.events import ProgressListener, Silent, Stage, StepEvent, StepStatus
 from mlctl.optimize.inputs.prepare import OptimizeOptions, Prepared
-from mlctl.optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
+from mlctl.optimize.kinds import ModelKind, fitting_recipes, kind_of
 from mlctl.optimize.proofs.source_graph import ExportedModel
 from mlctl.optimize.proofs.splits import SplitCheck
 from mlctl.optimize.recipes.base import Recipe
@@ -98,18 +98,23 @@ def optimize(
     goals, options = goals or Goals(), options or OptimizeOptions()
     progress, clock = progress or Silent(), clock or SystemClock()
     began = clock.monotonic()
-    prepared, recipes = _prepare(uri, data, catalog, options, recipes, progress)
+    progress.event(StepEvent(Stage.RESOLVE, StepStatus.STARTED))
+    source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
+    kind = kind_of(source)
+    prepared = kind.prepare(source, data, options)
+    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri))
+    recipes = fitting_recipes(recipes, source, options)
     require_labels_for(
         goals, labelled=prepared.metric is not None, champion=options.against_champion
     )
     require_fitting_limit(goals, prepared.metric)
-    exported = _export(prepared, progress)
+    exported = _export(kind, prepared, progress)
     require_agreement(goals, exported.baseline.outputs)
     goals = goals.resolved(exported.baseline.metric, exported.baseline.score)
     if options.against_champion:
         goals = judged_by_champion(goals, catalog, prepared)
     device = find_device(options.target, exported.graph)
-    attempt = start_attempt(exported, goals, device, options, progress, clock, crashed or {})
+    attempt = kind.attempt(exported, goals, device, progress, clock, options.fresh, crashed or {})
     if options.max_seconds is not None:
         attempt = attempt.limited(options.max_seconds, began + options.max_seconds)
     variants = attempt.with_latencies(attempt.make_variants(recipes))
@@ -140,29 +145,9 @@ def optimize(
     )
 
 
-def _prepare(
-    uri: str,
-    data: str | Path,
-    catalog: Catalog,
-    options: OptimizeOptions,
-    recipes: Sequence[Recipe] | None,
-    progress: ProgressListener,
-) -> tuple[Prepared, tuple[Recipe, ...]]:
-    progress.event(StepEvent(Stage.RESOLVE, StepStatus.STARTED))
-    prepared = prepare_model(uri, data, catalog, options)
-    source = prepared.source
-    progress.event(StepEvent(Stage.RESOLVE, StepStatus.FINISHED, detail=source.uri))
-    return prepared, fitting_recipes(recipes, source, options)
-
-
-def _export(prepared: Prepared, progress: ProgressListener) -> ExportedModel:
+def _export(kind: ModelKind, prepared: Prepared, progress: ProgressListener) -> ExportedModel:
     progress.event(StepEvent(Stage.EXPORT, StepStatus.STARTED))
-    exported = export_model(prepared)
+    exported = kind.export(prepared)
     status = StepStatus.CACHED if exported.reused else StepStatus.FINISHED
-    baseline = exported.baseline
-    rows = "rows are independent" if baseline.row_independent else "rows depend on each other"
-    detail = f"opset {exported.opset}, {baseline.rows.count} rows, {rows}"
-    if prepared.source.generates:
-        detail = f"perplexity {baseline.score:.4g} on {baseline.rows.count} texts"
-    progress.event(StepEvent(Stage.EXPORT, status, detail=detail))
+    progress.event(StepEvent(Stage.EXPORT, status, detail=kind.describe(exported)))
     return exported

@@ -13,16 +13,14 @@ from mlctl.core.packages import require_onnxruntime
 from mlctl.optimize.cache import is_cached
 from mlctl.optimize.events import Silent
 from mlctl.optimize.inputs.prepare import OptimizeOptions, Prepared
-from mlctl.optimize.kinds import export_model, fitting_recipes, prepare_model, start_attempt
-from mlctl.optimize.proofs.reference import load_reference
+from mlctl.optimize.kinds import fitting_recipes, kind_of
 from mlctl.optimize.proofs.source_graph import export_key
 from mlctl.optimize.recipes.base import Recipe, Target
-from mlctl.optimize.recipes.discovery import discover
-from mlctl.optimize.recipes.generation import GenerationRecipe
+from mlctl.optimize.recipes.discovery import discover, fits
 from mlctl.optimize.variants.attempt import Attempt
 from mlctl.optimize.variants.device import RunDevice, find_device
 from mlctl.optimize.variants.goals import Goals, require_fitting_limit, require_labels_for
-from mlctl.optimize.variants.time_limit import Pace, Seconds, measure_pace
+from mlctl.optimize.variants.time_limit import Pace, Seconds
 from mlctl.registry.catalog import Catalog, SourceModel
 
 
@@ -83,11 +81,12 @@ def make_plan(
 ) -> OptimizePlan:
     """Resolve the model, read the rows and check the cache; raises the errors of `prepare`."""
     require_onnxruntime()
-    prepared = prepare_model(uri, data, catalog, options)
+    source = catalog.resolve(uri, allow_pickle=options.allow_pickle)
+    prepared = kind_of(source).prepare(source, data, options)
+    recipes = fitting_recipes(recipes, source, options)
     labelled = prepared.metric is not None
     require_labels_for(goals, labelled=labelled, champion=options.against_champion)
     require_fitting_limit(goals, prepared.metric)
-    recipes = fitting_recipes(recipes, prepared.source, options)
     device = _device(options.target)
     attempt = _attempt(prepared, goals, device, options)
     steps = tuple(_steps(attempt, device, recipes))
@@ -113,9 +112,10 @@ def _attempt(
     """Return what would make the variants; None before the export."""
     if not is_cached(export_key(prepared)):
         return None
-    source = export_model(prepared)
-    goals = goals.resolved(source.baseline.metric, source.baseline.score)
-    return start_attempt(source, goals, device, options, Silent(), SystemClock(), {})
+    kind = kind_of(prepared.source)
+    exported = kind.export(prepared)
+    goals = goals.resolved(exported.baseline.metric, exported.baseline.score)
+    return kind.attempt(exported, goals, device, Silent(), SystemClock(), options.fresh)
 
 
 def _steps(attempt: Attempt | None, device: RunDevice, recipes: Sequence[Recipe]) -> Iterator[Step]:
@@ -134,7 +134,8 @@ def _time(
     prepared: Prepared, attempt: Attempt | None, device: RunDevice, recipes: Sequence[Recipe]
 ) -> tuple[Pace | None, Seconds | None]:
     """Run the graph, or before the export the source model, and count the passes to do."""
-    if prepared.source.generates:
+    source_pace = kind_of(prepared.source).source_pace
+    if source_pace is None:
         return None, None
     found = Seconds()
     if attempt is not None:
@@ -144,7 +145,7 @@ def _time(
         if not attempt.latencies_cached(recipes):
             found += attempt.latency_seconds(pace).times(len(recipes))
         return pace, found
-    pace = measure_pace(load_reference(prepared.source).run, prepared.calibration, SystemClock())
+    pace = source_pace(prepared, SystemClock())
     # A call of the graph may take as long as one of the source's library, or no time at all.
     low, high = (
         _uncached(each, prepared, device, recipes) for each in (replace(pace, call=0.0), pace)
@@ -185,5 +186,5 @@ def _excluded(source: SourceModel, target: Target) -> dict[str, str]:
     return {
         recipe.name: ", ".join(sorted(each.value for each in recipe.targets))
         for recipe in discover()
-        if target not in recipe.targets and isinstance(recipe, GenerationRecipe) == source.generates
+        if target not in recipe.targets and fits(recipe, generates=source.generates)
     }

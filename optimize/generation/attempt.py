@@ -18,9 +18,10 @@ from mlctl.optimize.generation.source import MAX_TOKENS, SourceAnswers, read_gol
 from mlctl.optimize.generation.templates import check_chat_template
 from mlctl.optimize.metrics.latency import measure_interleaved
 from mlctl.optimize.metrics.parity import compare
+from mlctl.optimize.recipes.base import Details, Recipe, Workbench
 from mlctl.optimize.recipes.generation import GenerationRecipe
 from mlctl.optimize.recipes.graphs import opset_of
-from mlctl.optimize.variants.attempt import Attempt
+from mlctl.optimize.variants.attempt import Attempt, build_files
 from mlctl.optimize.variants.judge import model_size
 from mlctl.optimize.variants.time_limit import Pace
 from mlctl.optimize.variants.variant import Measured, Timings, Variant, load_details
@@ -51,6 +52,9 @@ class GenerationAttempt(Attempt):
     def pace(self) -> Pace:
         """Return no pace: how long an answer takes depends on its text."""
         return Pace(0.0, 0.0)
+
+    def _run(self, recipe: Recipe, directory: Path, bench: Workbench) -> Details:
+        return build_files(recipe, self.exported.graph, directory, bench)
 
     def _measured(self, root: Path) -> Measured:
         import onnx

@@ -59,9 +59,7 @@ def select(
     recipes = {recipe.name: recipe for recipe in discover()}
     supported = [recipe for recipe in recipes.values() if target in recipe.targets]
     if names is None:
-        return tuple(
-            recipe for recipe in supported if isinstance(recipe, GenerationRecipe) == generates
-        )
+        return tuple(recipe for recipe in supported if fits(recipe, generates=generates))
     problem = "" if names else "no recipe is named"
     for name in names:
         if name not in recipes:
@@ -74,6 +72,11 @@ def select(
         listed = ", ".join(recipe.name for recipe in supported)
         raise MlctlError(ErrorCode.INVALID_INPUT, problem, f"Recipes for {target}: {listed}.")
     return tuple(recipes[name] for name in dict.fromkeys(names))
+
+
+def fits(recipe: Recipe, *, generates: bool) -> bool:
+    """Return whether the recipe is for language models if `generates`, else for all others."""
+    return isinstance(recipe, GenerationRecipe) == generates
 
 
 def _load(entry: EntryPoint) -> Recipe:

@@ -41,7 +41,6 @@ from mlctl.optimize.recipes.base import (
     Target,
     Workbench,
 )
-from mlctl.optimize.recipes.generation import GenerationRecipe
 from mlctl.optimize.recipes.graphs import invalid
 from mlctl.optimize.variants.conditions import find_conditions
 from mlctl.optimize.variants.device import RunDevice
@@ -268,8 +267,10 @@ class Attempt:
 
     def _build(self, recipe: Recipe, directory: Path, end: float = math.inf) -> None:
         bench = self._bench(recipe, end)
-        details = run_recipe(recipe, self.exported.graph, directory, bench)
-        save_details(details, directory)
+        save_details(self._run(recipe, directory, bench), directory)
+
+    def _run(self, recipe: Recipe, directory: Path, bench: Workbench) -> Details:
+        return run_recipe(recipe, self.exported.graph, directory, bench)
 
     def _measure(self, recipe: Recipe, model: Entry) -> Entry:
         def build(directory: Path) -> None:
@@ -367,20 +368,24 @@ def _with_timing(variant: Variant, timings: Timings) -> Variant:
 def run_recipe(recipe: Recipe, source: Path, directory: Path, bench: Workbench) -> Details:
     """Build the variant and check its files; ValueError if the recipe or its files are wrong.
 
-    The recipe may be code of another package. OSError only for a full or broken disk.
+    OSError only for a full or broken disk.
     """
+    details = build_files(recipe, source, directory, bench)
+    _check_files(directory)
+    _check_written(recipe, source, directory / MODEL_NAME)
+    return details
+
+
+def build_files(recipe: Recipe, source: Path, directory: Path, bench: Workbench) -> Details:
+    """Run the recipe, which may be code of another package; raises as `run_recipe` does."""
     try:
-        details = recipe.build(source, directory, bench)
+        return recipe.build(source, directory, bench)
     except (MlctlError, ValueError):
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error, OSError) and error.errno in _DISK:
             raise
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
-    if not isinstance(recipe, GenerationRecipe):
-        _check_files(directory)
-        _check_written(recipe, source, directory / MODEL_NAME)
-    return details
 
 
 def _check_written(recipe: Recipe, source: Path, written: Path) -> None:
