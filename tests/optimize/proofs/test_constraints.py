@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 from mlctl.bundle.manifest import InputConstraints
 from mlctl.bundle.tensors import DYNAMIC, NO_MISSING, Datatype, Signature, TensorSpec
 from mlctl.optimize.data import Rows
-from mlctl.optimize.proofs.probing import ProbeResult
 from mlctl.optimize.proofs.constraints import find_constraints
+from mlctl.optimize.proofs.probing import ProbeResult
 from mlctl.registry.catalog import ModelFormat
 
 OUTPUT = TensorSpec(name="y", dtype=Datatype.FP32, shape=(DYNAMIC, DYNAMIC))
