@@ -1,1 +1,1 @@
-"""Access control: tokens, TLS, and the errors that callers may see."""
+"""Settings of tokens and TLS, and the errors that callers may see."""
