@@ -87,9 +87,8 @@ soak: .venv/.dev ## Serve everything at once for 30 minutes (SOAK_SECONDS=) and 
 fuzz: .venv/.dev ## Give every reader any bytes for 10 minutes (FUZZ_SECONDS=); findings go to the corpus
 	$(BIN)/python -W ignore -m tests.fuzz --seconds $${FUZZ_SECONDS:-600}
 
-# Not by way of `mlctl up` (ONLY=up): docs/limits.md says why.
-hostile: .venv/.dev ## Put 30 hostile connections beside one honest client; fail if it waits (2 minutes)
-	$(BIN)/python -m tests.hostile --only $${ONLY:-serve}
+hostile: .venv/.dev ## Put 30 hostile connections beside one honest client; fail if it waits (3 minutes)
+	$(BIN)/python -m tests.hostile $${ONLY:+--only $$ONLY}
 
 audit: .venv/bin/python ## Compare the pinned versions with the known faults; needs the network
 	$(PYTHON) -m venv .venv/audit

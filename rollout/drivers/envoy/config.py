@@ -24,18 +24,21 @@ _SECRET = "certificate"  # noqa: S105
 # connections among them. More on a connection cost less.
 _MAX_STREAMS = 128
 _MAX_SHARED_STREAMS = 1
+_NO_SERVER = ErrorCode.UNAVAILABLE, "no server of the deployment can answer now"
 # What Envoy answers without a server: the code and the message. None has a percent sign, which
 # Envoy would read as a command.
 _LOCAL_REPLIES: Mapping[int, tuple[ErrorCode, str]] = MappingProxyType(
     {
         404: (ErrorCode.NOT_FOUND, "there is no such path"),
-        413: (ErrorCode.PAYLOAD_TOO_LARGE, "the request is larger than the proxy accepts"),
         431: (ErrorCode.PAYLOAD_TOO_LARGE, "the request's head is larger than the proxy accepts"),
-        503: (ErrorCode.UNAVAILABLE, "no server of the deployment can answer now"),
+        503: _NO_SERVER,
         504: (ErrorCode.DEADLINE_EXCEEDED, "the server did not answer in time"),
+        # A retry of a request of which more arrived than is kept. There is no 413: nothing waits
+        # for a whole body.
+        507: _NO_SERVER,
     }
 )
-_RETRIED = frozenset({503})
+_RETRIED = frozenset({503, 507})
 # mlctl.core.tls.CIPHERS by their own names: Envoy takes no groups.
 _CIPHER_NAMES = tuple(
     f"ECDHE-{key}-{cipher}"

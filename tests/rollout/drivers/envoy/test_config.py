@@ -57,13 +57,31 @@ def test_bootstrap__public_host__admin_port_is_on_loopback(tmp_path: Path) -> No
 def test_bootstrap__one_connection__may_take_a_small_part_of_the_proxy(tmp_path: Path) -> None:
     document = yaml.safe_load(config.bootstrap(Ports(1, 2), tmp_path, tmp_path))
     (listener,) = document["static_resources"]["listeners"]
-    assert listener["per_connection_buffer_limit_bytes"] <= 64 << 10
+    assert listener["per_connection_buffer_limit_bytes"] <= 8 << 10
+    assert listener["max_connections_to_accept_per_socket_event"] == 1
     (chain,) = listener["filter_chains"]
     manager = chain["filters"][0]["typed_config"]
     assert manager["http2_protocol_options"]["max_concurrent_streams"] <= 128
     (layer,) = document["layered_runtime"]["layers"]
     assert layer["static_layer"]["http.max_requests_per_io_cycle"] == 1
     assert layer["static_layer"]["overload.premature_reset_total_stream_count"] < 500
+
+
+def test_bootstrap__connection_to_a_server__is_not_ended_by_its_clients_frames(
+    tmp_path: Path,
+) -> None:
+    """30 clients that send one byte in each frame fill 100,000 in one round of Envoy's loop."""
+    text = config.bootstrap(Ports(1, 2), tmp_path, tmp_path)
+    found = [
+        options["explicit_http_config"]["http2_protocol_options"]
+        for cluster in yaml.safe_load(text)["static_resources"]["clusters"]
+        for options in cluster.get("typed_extension_protocol_options", {}).values()
+        if "http2_protocol_options" in options["explicit_http_config"]
+    ]
+    assert found
+    for options in found:
+        assert options["max_outbound_frames"] >= 1 << 30
+        assert options["max_outbound_control_frames"] >= 1 << 30
 
 
 @pytest.mark.parametrize(("workers", "streams"), [(1, 128), (2, 1)])

@@ -12,7 +12,7 @@ import pytest
 
 from mlctl.core.ports import free_ports
 from mlctl.rollout.domain.interfaces import DataPlaneRejected, DataPlaneUnavailable, TrafficSplit
-from mlctl.rollout.domain.spec import DeploymentSettings, Ports, Slot
+from mlctl.rollout.domain.spec import DeploymentSettings, Endpoint, Ports, Slot
 from mlctl.rollout.drivers.envoy import config
 from mlctl.rollout.drivers.envoy import proxy as envoy
 from mlctl.rollout.drivers.envoy.proxy import EnvoyFiles
@@ -84,6 +84,21 @@ def test_local_reply__no_server_is_there__has_the_form_of_the_servers_errors(
     call = {"content-type": "application/grpc", "te": "trailers"}
     answer = httpx.post(running.url, headers=call, trust_env=False)
     assert (answer.headers["grpc-status"], "{" in answer.headers["grpc-message"]) == ("14", False)
+
+
+def test_local_reply__retry_of_a_large_request__is_503_and_unavailable(running: Stage) -> None:
+    """Envoy's own status is 507: it keeps no more than 1 MiB for a retry."""
+    (replica,) = running.staff(BLUE)
+    (closed,) = free_ports(1)
+    running.data_plane.connect(BLUE, (Endpoint(replica.endpoint.http, closed),))
+    body = b"[" * (5 << 20)
+    call = {"content-type": "application/grpc", "te": "trailers"}
+    for _ in range(10):
+        answer = httpx.post(running.url, content=body, trust_env=False)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json() == config.local_replies()[503]
+        answer = httpx.post(running.url, content=body, headers=call, trust_env=False)
+        assert answer.headers["grpc-status"] == "14"
 
 
 def test_data_plane__envoy_is_not_running__is_unavailable(tmp_path: Path) -> None:
