@@ -45,6 +45,8 @@ _REJECTED_COST = 0.125
 CAPACITY = 1000.0
 PER_SECOND = 200.0
 PER_ANSWER = 2.0
+# Of the bucket of cancelled calls: an answer pays for one, so that few do not pay for very many.
+PER_CANCELLED = 0.125
 logger = logging.getLogger("mlctl.grpc")
 
 
@@ -68,9 +70,9 @@ class Bucket:
         self._at = now
         return self.level <= CAPACITY
 
-    def answered(self) -> None:
+    def answered(self, share: float = PER_ANSWER) -> None:
         """Drain the share of one sent response."""
-        self.level = max(0.0, self.level - PER_ANSWER)
+        self.level = max(0.0, self.level - share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class Connection(asyncio.Protocol):
         self.peer = _peer(name)
         self._turns = turns_of(self._loop)
         now = monotonic()
-        self._bucket = Bucket(now)
+        self._bucket, self._cancelled = Bucket(now), Bucket(now)
         self._made = self._heard = self._called = self._charged = now
         self._pinged = False
         self._stalled: tuple[float, int] | None = None
@@ -274,6 +276,8 @@ class Connection(asyncio.Protocol):
         """Forget the call of `stream`, which was answered."""
         if self._bucket.level:
             self._bucket.answered()
+        if self._cancelled.level:
+            self._cancelled.answered(PER_CANCELLED)
         if self.calls.pop(stream, None) is not None and not self.calls:
             self._note_called()
 
@@ -357,7 +361,10 @@ class Connection(asyncio.Protocol):
     def _on_control_frame(self, event: ControlFrame) -> None:
         if self._proxied and event.forwarded:
             return  # it takes time of the connection's turn, and costs nothing else
-        if not self._bucket.add(self._heard, event.cost):
+        calm = self._bucket.add(self._heard, event.cost)
+        if event.forwarded:
+            calm = self._cancelled.add(self._heard, event.cost) and calm
+        if not calm:
             logger.warning("a client floods its connection, which is closed")
             self._break(Reason.ENHANCE_YOUR_CALM)
 

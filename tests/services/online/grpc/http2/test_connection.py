@@ -16,6 +16,7 @@ from h2.settings import SettingCodes
 from prometheus_client import CollectorRegistry
 
 from mlctl.services.online.batching.executor import Answer
+from mlctl.services.online.grpc.http2 import connection
 from mlctl.services.online.grpc.http2.connection import Times
 from mlctl.services.online.grpc.server import GrpcServer
 from mlctl.services.online.models.served_model import ServedModel
@@ -276,14 +277,16 @@ def test_flood__of_each_frame__ends_the_connection(
 
 @pytest.mark.parametrize(("end", "proxied"), [(True, False), (False, False), (True, True)])
 def test_resets__of_many_calls__keep_the_connection(
-    serve: Serve, *, end: bool, proxied: bool
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, *, end: bool, proxied: bool
 ) -> None:
-    """Of very many, where it is a proxy's: one of its clients must not end it for all."""
+    """And of any number, where it is a proxy's: one of its clients must not end it for all."""
+    if proxied:
+        monkeypatch.setattr(connection, "CAPACITY", 100.0)  # of 800 cancelled calls
 
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
-        for _ in range(90 if proxied else 30):
+        for _ in range(30):
             for stream in [raw.ask(head(LIVE), EMPTY, end=end) for _ in range(100)]:
                 raw.core.reset_stream(stream)
             raw.flush()
@@ -291,6 +294,33 @@ def test_resets__of_many_calls__keep_the_connection(
         raw.close()
 
     serve(use, proxied=proxied)
+
+
+@pytest.mark.parametrize("answered", [1, 10])
+def test_resets__of_most_calls__end_the_connection(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    """CVE-2023-44487: a few answers do not pay for many cancelled calls; as many as those do."""
+    monkeypatch.setattr(connection, "CAPACITY", 100.0)
+    monkeypatch.setattr(connection, "PER_SECOND", 0.0)  # else a slow machine forgives all
+
+    async def use(server: GrpcServer, _host: ServedModel) -> None:
+        raw = await Raw.open(server.port)
+        await raw.until(lambda: raw.of(events.SettingsAcknowledged))
+        for _ in range(120):
+            for stream in [raw.ask(head(), end=False) for _ in range(10)]:
+                raw.core.reset_stream(stream)
+            last = [raw.ask(head(LIVE), EMPTY) for _ in range(answered)][-1]
+            if raw.closed:
+                break
+            try:
+                await raw.trailers(last)
+            except AssertionError:
+                break
+        assert raw.closed == (answered == 1)
+        raw.close()
+
+    serve(use)
 
 
 def test_headers__above_the_limit__end_the_connection(serve: Serve) -> None:
