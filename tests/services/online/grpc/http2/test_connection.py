@@ -247,8 +247,10 @@ FLOOD = "a client floods its connection"
 
 @pytest.mark.parametrize("kind", ["ping", "settings", "reset", "empty"])
 def test_flood__of_each_frame__ends_the_connection(
-    serve: Serve, kind: str, caplog: pytest.LogCaptureFixture
+    serve: Serve, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "PER_SECOND", 0.0)  # else a slow machine forgives the frames
+
     async def use(server: GrpcServer, _host: ServedModel) -> None:
         raw = await Raw.open(server.port)
         await raw.until(lambda: raw.of(events.SettingsAcknowledged))
