@@ -93,7 +93,7 @@ def test_start__load_crashes__ends_the_whole_server_with_the_signal(
     project: Path, tmp_path: Path, bundle: VerifiedBundle, ended: list[Server]
 ) -> None:
     session = project / "services/model/session.py"
-    opening = "    inner = load_onnx(model, chain, threads)\n"
+    opening = "    return OnnxSession(load_onnx(model, chain, threads), provider)\n"
     crash = "    os.kill(os.getpid(), 11)  # as native code does\n"
     assert opening in session.read_text()
     session.write_text(session.read_text().replace(opening, crash + opening))

@@ -118,3 +118,19 @@ def test_measure__busy_machine__a_session_on_the_cpu_is_timed_by_its_thread(
     session.provider = provider
     found = measure_interleaved({"model": session}, {"model": (1,)}, ROWS, model.clock, 0.05)
     assert found["model"][0].median_ms == pytest.approx(expected)
+
+
+class StandingClock(ManualClock):
+    """A thread's clock that stands still, as one on a virtual machine can for a run."""
+
+    def thread(self) -> float:
+        return 0.0
+
+
+def test_measure__clock_of_a_thread_stands_still__is_a_time_above_zero() -> None:
+    clock = StandingClock()
+    sessions = {name: FunctionSession(Model(1e-3, clock)) for name in ("fp32", "int8")}
+    for session in sessions.values():
+        session.provider = "cpu"
+    found = measure_interleaved(sessions, dict.fromkeys(sessions, (1,)), ROWS, clock, 0.05)
+    assert {latency.median_ms for (latency,) in found.values()} == {1e-6}
