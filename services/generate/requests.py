@@ -156,6 +156,10 @@ class GenerateOptions(_Model):
         return GenerationRequest(tuple(tokens), length, sampling, stop, logprobs=logprobs)
 
 
+# Options of llguidance, with which an answer may be no JSON.
+_LIBRARY_OPTIONS = "x-guidance"
+
+
 class _Schema(_Model):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     name: str = ""
@@ -177,6 +181,11 @@ class ResponseFormat(_Model):
             return Grammar("json_schema", '{"type":"object"}')
         if self.json_schema is None:
             raise ParameterError("response_format.json_schema", "the JSON schema is missing")
+        if _LIBRARY_OPTIONS in self.json_schema.schema_:
+            raise ParameterError(
+                "response_format.json_schema",
+                f"the JSON schema has the key {_LIBRARY_OPTIONS!r}, which is not JSON Schema's",
+            )
         try:
             return Grammar("json_schema", orjson.dumps(self.json_schema.schema_).decode())
         except orjson.JSONEncodeError:

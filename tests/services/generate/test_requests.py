@@ -94,6 +94,15 @@ def test_parse__wrong_parameters__are_named(change: dict[str, Any], param: str, 
     assert caught.value.param == param
 
 
+def test_grammar__schema_with_options_of_the_grammar_library__is_rejected() -> None:
+    """With them, an answer to a schema was no JSON: {"a"=>null}."""
+    schema = {"type": "object", "x-guidance": {"key_separator": "=>"}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    found = parse(ChatRequest, {**CHAT, "response_format": form})
+    with pytest.raises(ParameterError, match="'x-guidance', which is not JSON Schema's"):
+        found.grammar()
+
+
 def test_grammar__schema_150_levels_deep__is_rejected() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(150):
