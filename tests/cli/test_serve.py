@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mlctl import Client
 from mlctl.bento.packaging import build_bento
 from mlctl.core.errors import ERROR_TABLE, ErrorCode
 from mlctl.core.ports import free_ports
@@ -70,6 +71,25 @@ def test_serve__one_port_for_two_endpoints__is_rejected(mlctl: Mlctl) -> None:
     done = mlctl.run("serve", "tiny", "--port", port, "--grpc-port", port)
     assert done.returncode == ERROR_TABLE[ErrorCode.PORT_TAKEN].exit_code
     assert f"127.0.0.1:{port}" in done.stderr
+
+
+def test_serve__a_bento__answers_with_its_own_bundle(mlctl: Mlctl) -> None:
+    """The command's own mlctl has no bundle beside it; that of the Bento has."""
+    (port,) = free_ports(1)
+    with subprocess.Popen(
+        mlctl.command("serve", "tiny", "--port", str(port)),
+        env=mlctl.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            wait_until(lambda: server.poll() is not None or client.ready(), what="it is ready")
+            assert server.poll() is None
+            assert client.metadata("tiny")["inputs"][0]["name"] == "x"
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=60)
+    assert server.returncode in {0, 130}
 
 
 def test_serve__ctrl_c_while_it_starts__is_one_line_and_130(mlctl: Mlctl) -> None:
