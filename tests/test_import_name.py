@@ -58,7 +58,7 @@ def test_wheel__built_from_the_tree_or_its_sdist__holds_mlctl_alone(tmp_path: Pa
     assert {path.name for path in (site / "mlctl").iterdir() if path.is_dir()} == {
         *PACKAGES, "__pycache__",
     } - {"mlctl"}  # fmt: skip
-    # `-I`: nothing but what is installed, as in an environment of its own.
+    # `-I` keeps the current folder and PYTHONPATH out.
     code = f"import sys; sys.path.insert(0, {str(site)!r}); from mlctl.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-I", "-c", code, "doctor", "--help"],

@@ -70,7 +70,7 @@ def _secrets(settings: DeploymentSettings) -> Mapping[str, str]:
         raise MlctlError(
             ErrorCode.INVALID_INPUT,
             f"{settings.server_secrets} cannot be read, with the passwords of the servers",
-            "Start the deployment anew: `mlctl down`, then `mlctl up` with the variables set.",
+            "Start the deployment again: `mlctl down`, then `mlctl up` with the variables set.",
         ) from error
     return found
 
