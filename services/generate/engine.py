@@ -4,11 +4,16 @@ Each step reads at most `PREFILL_TOKENS` tokens of prompts, in turns, so that a 
 the others by one part of it at a time. Then it appends one token to every sequence whose prompt has
 been read. No clock and no threads: the caller runs the steps, and adds and removes sequences
 between them. Equal requests in equal order give equal answers.
+
+The slots are divided among clients, not among requests: a free one goes to the client that has the
+fewest, in turns. A client that has none takes one from the client that has the most, or, where each
+has one, from the answer that has grown longest without a pause. The paused sequence continues when
+its client's turn comes: its tokens are read again, as after a prompt.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -26,6 +31,9 @@ from mlctl.services.model.run_errors import ModelRunError
 
 # Prompt tokens in one step: enough to use the processor well, and little time for a small model.
 PREFILL_TOKENS = 256
+# An answer is paused for another client's after so many tokens at the earliest: to read its tokens
+# again costs less than to have made them.
+TURN_TOKENS = 64
 
 
 class FinishReason(StrEnum):
@@ -67,14 +75,16 @@ class TokenPiece(NamedTuple):
 
 
 class Sequence:
-    """One request in the engine: waiting, then in a slot of the KV cache, then removed."""
+    """One request of a client: waiting, then in a slot of the KV cache, perhaps paused; removed."""
 
-    def __init__(self, request: GenerationRequest, codec: TextCodec) -> None:
+    def __init__(self, request: GenerationRequest, codec: TextCodec, client: str = "") -> None:
         self.request = request
+        self.client = client
         self.slot: int | None = None
+        self.tokens = list(request.prompt)  # and those of the answer
         self.length = 0  # tokens in the KV cache
         self.generated = 0
-        self.next_token: int | None = None
+        self.turn = 0  # tokens generated since it got its slot
         self._chars = 0  # of the answer
         self._sampler = Sampler(request.sampling)
         self._text = codec.pieces()
@@ -86,9 +96,10 @@ class Sequence:
         allowed = logits if self._constraint is None else self._constraint.apply(logits)
         token = self._sampler.pick(allowed)
         self.generated += 1
+        self.turn += 1
         if token in eos_ids:
             return TokenPiece(self._stops.rest(), None, None, FinishReason.STOP)
-        self.next_token = token
+        self.tokens.append(token)
         top = self.request.logprobs
         logprobs = None if top is None else token_logprobs(logits, token, top)
         offset, added = self._chars, self._text(token)
@@ -120,7 +131,8 @@ class ContinuousBatch:
         self.codec = codec
         self._decoder = decoder
         self._eos_ids = frozenset(eos_ids)
-        self._waiting: deque[Sequence] = deque()
+        # By client, in the order of the clients' turns.
+        self._waiting: dict[str, deque[Sequence]] = {}
         self._slots: list[Sequence | None] = [None] * decoder.slots
         self._prefilling: deque[Sequence] = deque()
 
@@ -152,44 +164,77 @@ class ContinuousBatch:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, whose request passed `check`."""
-        self._waiting.append(sequence)
+        self._waiting.setdefault(sequence.client, deque()).append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; its slot is free for the next step. Nothing if it has ended."""
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
+        queue = self._waiting.get(sequence.client, ())
+        if sequence in queue:
+            self._waiting[sequence.client].remove(sequence)
+            if not queue:
+                del self._waiting[sequence.client]
         elif sequence.slot is not None:
-            self._slots[sequence.slot] = None
-            sequence.slot = None
-            if sequence in self._prefilling:
-                self._prefilling.remove(sequence)
+            self._leave_slot(sequence, sequence.slot)
 
     def step(self) -> StepResult:
         """Read parts of prompts, and append one token to each sequence that is past its prompt."""
         result = StepResult(self._admit(), [], [])
-        rows = [each if each and each.next_token is not None else None for each in self._slots]
+        rows = [None if each in self._prefilling else each for each in self._slots]
         self._prefill(result)
         self._decode(rows, result)
         return result._replace(cached_tokens=self.cached_tokens)
 
     def _admit(self) -> list[Sequence]:
-        """Give free slots to the requests that wait longest."""
+        """Give slots to the clients that have the fewest; return the sequences that got one."""
         joined = []
-        for slot, occupant in enumerate(self._slots):
-            if occupant is None and self._waiting:
-                sequence = self._slots[slot] = self._waiting.popleft()
-                sequence.slot = slot
-                joined.append(sequence)
-        self._prefilling.extend(joined)
+        while self._waiting:
+            held = Counter(each.client for each in self._slots if each is not None)
+            client = min(self._waiting, key=held.__getitem__)  # the first of several
+            if None not in self._slots and not (held[client] == 0 and self._pause_one(held)):
+                break
+            queue = self._waiting.pop(client)
+            sequence = queue.popleft()
+            if queue:
+                self._waiting[client] = queue  # the last in turn
+            sequence.slot, sequence.turn = self._slots.index(None), 0
+            self._slots[sequence.slot] = sequence
+            self._prefilling.append(sequence)
+            joined.append(sequence)
         return joined
+
+    def _pause_one(self, held: Counter[str]) -> bool:
+        """Free a slot for a client that has none, where that is fair; return whether it is.
+
+        `held` are the slots by client.
+        """
+        running = [each for each in self._slots if each is not None]
+        client, most = held.most_common(1)[0]
+        if most > 1:
+            paused = min(
+                (each for each in running if each.client == client),
+                key=lambda each: len(each.tokens),
+            )
+        else:
+            paused = max(running, key=lambda each: each.turn)
+            if paused.turn < TURN_TOKENS:
+                return False
+        assert paused.slot is not None
+        self._leave_slot(paused, paused.slot)
+        self._waiting.setdefault(paused.client, deque()).appendleft(paused)
+        return True
+
+    def _leave_slot(self, sequence: Sequence, slot: int) -> None:
+        self._slots[slot] = sequence.slot = None
+        sequence.length = 0
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
 
     def _prefill(self, result: StepResult) -> None:
         budget = PREFILL_TOKENS
         while self._prefilling and budget:
             sequence = self._prefilling.popleft()
             assert sequence.slot is not None
-            prompt = sequence.request.prompt
-            part = prompt[sequence.length : sequence.length + budget]
+            part = sequence.tokens[sequence.length : sequence.length + budget]
             budget -= len(part)
             try:
                 logits = self._decoder.prefill(sequence.slot, part, sequence.length)
@@ -197,7 +242,7 @@ class ContinuousBatch:
                 self._fail(sequence, error, result)
                 continue
             sequence.length += len(part)
-            if sequence.length < len(prompt):
+            if sequence.length < len(sequence.tokens):
                 self._prefilling.append(sequence)
             else:
                 self._choose(sequence, logits, result)
@@ -207,7 +252,7 @@ class ContinuousBatch:
         if not running:
             return
         part = slice(running[0], running[-1] + 1)
-        tokens = [0 if row is None else row.next_token or 0 for row in rows[part]]
+        tokens = [0 if row is None else row.tokens[-1] for row in rows[part]]
         lengths = [0 if each is None else each.length for each in self._slots[part]]
         try:
             logits = self._decoder.decode(part.start, tokens, lengths)

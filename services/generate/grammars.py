@@ -81,13 +81,16 @@ class GrammarProcess:
         """The number of the process; None before the first grammar."""
         return None if self._process is None else self._process.pid
 
-    def check(self, grammar: Grammar) -> None:
-        """INVALID_INPUT for a grammar that is wrong, or that takes too long or too much memory."""
+    def check(self, grammar: Grammar, seconds: float) -> bool:
+        """Return whether it compiles in so many seconds of processor time, and in little memory.
+
+        INVALID_INPUT for one that is wrong.
+        """
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(grammar).encode() + b"\n")
+            process.stdin.write(json.dumps([grammar, seconds]).encode() + b"\n")
             process.stdin.flush()
             answer = _read_line(process.stdout)
         except OSError:
@@ -95,8 +98,10 @@ class GrammarProcess:
         if not answer.endswith(b"\n"):
             self.close()
             raise MlctlError(ErrorCode.UNAVAILABLE, "the process that compiles grammars ended")
-        if problem := json.loads(answer):
+        problem = json.loads(answer)
+        if problem:
             raise MlctlError(ErrorCode.INVALID_INPUT, problem)
+        return problem is not None
 
     def close(self) -> None:
         """End the process; the next grammar starts another."""

@@ -9,7 +9,7 @@ as its tokens take, because `max_tokens` bounds it.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Items
 from contextlib import ExitStack, asynccontextmanager
@@ -141,22 +141,38 @@ class GenerationExecutor(ModelExecutor):
     def busy(self) -> bool:
         return self._running
 
-    def open(self, request: GenerationRequest, timeout: float) -> TokenStream:
-        """Queue a request, whose first token must come within `timeout` seconds.
+    def open(self, request: GenerationRequest, timeout: float, client: str = "") -> TokenStream:
+        """Queue a request of `client`, whose first token must come within `timeout` seconds.
 
+        In a full queue it takes the place of the last request of a client that has more waiting.
         Raises INVALID_INPUT, PAYLOAD_TOO_LARGE, QUEUE_FULL, UNAVAILABLE.
         """
         if self._closed:
             raise stopping()
         self._batch.check(request)
         if self.waiting_rows >= self._limits.max_queue_rows:
-            raise QueueFullError(self.waiting_rows, self._limits.max_queue_rows, _RETRY_SECONDS)
+            self._make_room(client)
         now = self._clock.monotonic()
-        sequence = Sequence(request, self.codec)
+        sequence = Sequence(request, self.codec, client)
         stream = self._streams[sequence] = TokenStream(self, sequence, now, now + timeout)
         self._changes.append((self._batch.add, sequence))
         self._schedule()
         return stream
+
+    def _make_room(self, client: str) -> None:
+        """Reject the newest request of the client that has most waiting, for one of `client`.
+
+        Raises QUEUE_FULL if `client` has as many.
+        """
+        full = QueueFullError(self.waiting_rows, self._limits.max_queue_rows, _RETRY_SECONDS)
+        waiting = [each for each in self._streams.values() if each.started is None]
+        counts = Counter(each.sequence.client for each in waiting)
+        most = max(counts, key=counts.__getitem__, default=client)
+        if counts[most] <= counts[client] + 1:
+            raise full
+        newest = next(each for each in reversed(waiting) if each.sequence.client == most)
+        newest.end(full)
+        self._drop(newest.sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """Withdraw a request."""
@@ -310,7 +326,8 @@ class GenerationExecutor(ModelExecutor):
         now = self._clock.monotonic()
         self._cached_tokens = result.cached_tokens
         for sequence in result.joined:
-            if (stream := self._streams.get(sequence)) is not None:
+            stream = self._streams.get(sequence)
+            if stream is not None and stream.started is None:  # not one that was paused
                 stream.started = began
         for sequence, error in result.failed:
             log_failure(error)

@@ -1,8 +1,9 @@
 """What a request for text needs before the model runs: its tokens, and its grammar.
 
 Both take long for some requests. Long prompts are tokenized on a thread of their own, one after the
-other; grammars are compiled on another, after a process of its own has proved that they can be.
-The event loop waits for neither.
+other; grammars are compiled on two more, each after a process of its own has proved that they can
+be: a grammar that is not ready after a moment continues behind the other slow ones, and not before
+those that take no time. The event loop waits for none of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SHORT_BYTES = 4096
 # Grammars that are kept, usable or not.
 _GRAMMARS = 64
 _MAX_CHARS = 1 << 17
+# Seconds of processor time: nearly all grammars that people write take a tenth of the first.
+_QUICK_SECONDS, _SLOW_SECONDS = 0.1, 1.0
 _Result = TypeVar("_Result")
 
 
@@ -33,9 +36,9 @@ class RequestPreparation:
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
-        self._process = codec.grammar_process()
         self._texts = ThreadPoolExecutor(1, "tokenizer")
-        self._compilations = ThreadPoolExecutor(1, "grammars")
+        self._quick = _Compiler(codec, _QUICK_SECONDS)
+        self._slow = _Compiler(codec, _SLOW_SECONDS)
         self._grammars: OrderedDict[Grammar, LLMatcher | MlctlError] = OrderedDict()
         self._closed = False
         self._clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -58,8 +61,8 @@ class RequestPreparation:
             async with self._clients.setdefault(client, asyncio.Lock()):
                 found = self._grammars.get(grammar)
                 if found is None:
-                    loop = asyncio.get_running_loop()
-                    found = await loop.run_in_executor(self._compilations, self._compile, grammar)
+                    found = await self._quick.run(grammar) or await self._slow.run(grammar)
+                    found = found or unusable(grammar.kind, "it is too complex")
                     self._grammars[grammar] = found
                     if len(self._grammars) > _GRAMMARS:
                         self._grammars.popitem(last=False)
@@ -74,12 +77,37 @@ class RequestPreparation:
             return
         self._closed = True
         self._texts.shutdown(wait=False, cancel_futures=True)
-        self._compilations.submit(self._process.close)
-        self._compilations.shutdown(wait=False)
+        self._quick.close()
+        self._slow.close()
 
-    def _compile(self, grammar: Grammar) -> LLMatcher | MlctlError:
+
+class _Compiler:
+    """Compiles grammars one after the other, each within `seconds` of processor time."""
+
+    def __init__(self, codec: TextCodec, seconds: float) -> None:
+        self._codec = codec
+        self._seconds = seconds
+        self._process = codec.grammar_process()
+        self._thread = ThreadPoolExecutor(1, "grammars")
+
+    async def run(self, grammar: Grammar) -> LLMatcher | MlctlError | None:
+        """Return its matcher, or what is wrong with it; None if it takes too much.
+
+        One whose caller is cancelled is not begun.
+        """
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._compile, grammar
+        )
+
+    def close(self) -> None:
+        """End the thread and the process, when what runs has ended."""
+        self._thread.submit(self._process.close)
+        self._thread.shutdown(wait=False)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher | MlctlError | None:
         try:
-            self._process.check(grammar)
+            if not self._process.check(grammar, self._seconds):
+                return None
             return self._codec.compile(grammar)
         except MlctlError as error:
             if error.code is not ErrorCode.INVALID_INPUT:

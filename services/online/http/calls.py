@@ -9,8 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from contextlib import contextmanager
+from ipaddress import ip_address, ip_network
 from typing import Any, TypeVar
 
 from mlctl.core.errors import MlctlError
@@ -28,12 +37,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 Piece = TypeVar("Piece")
+_Result = TypeVar("_Result")
 # The name of a request's client in its ASGI scope.
 CLIENT = "mlctl.client"
 # Proxies close a connection on which nothing came for half a minute or more.
 HEARTBEAT_SECONDS = 15.0
 # Peers on this machine, through which a proxy may speak for others.
 _LOCAL = frozenset({"", "127.0.0.1", "::1"})
+_IPV6, _IPV6_PREFIX = 6, 64
 _HEARTBEAT = b": nothing yet\n\n"
 logger = logging.getLogger("mlctl.http")
 _EVENT_HEADERS = (
@@ -151,6 +162,20 @@ class HttpCall:
         forwarded = self.headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
         return forwarded.decode("latin-1") if forwarded and peer in _LOCAL else peer
 
+    @property
+    def origin(self) -> str:
+        """Who shares the server fairly with others: a token's name, else a client's address.
+
+        A network of IPv6 addresses, which one host has, is one address.
+        """
+        address = self.address
+        try:
+            if (found := ip_address(address)).version == _IPV6:
+                address = str(ip_network((found, _IPV6_PREFIX), strict=False))
+        except ValueError:
+            pass  # what a proxy wrote, or no address at all
+        return self.client or address
+
     def require(self, *methods: str) -> None:
         """Raise METHOD_NOT_ALLOWED unless the method is one of `methods`."""
         if self.method not in methods:
@@ -213,6 +238,24 @@ class HttpCall:
         if self.record is not None:
             self.record.bytes_in = len(body)
         return bytes(body)
+
+    async def unless_gone(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Return what `work` returns; if the client disconnects, cancel it and raise GoneError.
+
+        Call this after the body was read.
+        """
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self._receive())
+        watch.add_done_callback(lambda each: each.cancelled() or task.cancel())
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if watch.done() and not watch.cancelled():
+                raise GoneError from None
+            raise
+        finally:
+            watch.cancel()
+            task.cancel()
 
     async def respond(self, response: Response) -> None:
         """Send a whole response."""

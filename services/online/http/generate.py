@@ -235,7 +235,7 @@ class GenerateApp:
             body = await call.read(handler.check_size, pending, handler.seconds)
             try:
                 async with asyncio.timeout_at(call.arrived + handler.seconds):
-                    answer = await read(body, call.address)
+                    answer = await call.unless_gone(read(body, call.origin))
             except TimeoutError:
                 raise deadline_exceeded() from None
             await _send(answer, call)
@@ -323,7 +323,7 @@ async def _prepare(
 
 async def _send(answer: CompletionAnswer, call: HttpCall) -> None:
     """Generate and send the answer; GoneError if the client disconnects first."""
-    stream = answer.model.generate(answer.request)
+    stream = answer.model.generate(answer.request, call.origin)
     async with aclosing(call.pieces(stream)) as pieces:
         if not answer.stream:
             found = [piece async for piece in pieces]

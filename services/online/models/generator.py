@@ -49,13 +49,13 @@ class ServedGenerator(ServedModel):
         """The requests that run or wait."""
         return self._executor.running_rows + self._executor.waiting_rows
 
-    def generate(self, request: GenerationRequest) -> TokenStream:
-        """Queue a request, whose first token must come within the deadline.
+    def generate(self, request: GenerationRequest, client: str) -> TokenStream:
+        """Queue a request of `client`, whose first token must come within the deadline.
 
         Raises UNAVAILABLE unless ready, and what `GenerationExecutor.open` raises.
         """
         self._serving()
-        return self._executor.open(request, self.settings.deadline_ms / 1000)
+        return self._executor.open(request, self.settings.deadline_ms / 1000, client)
 
     async def start(self) -> None:
         """Load, check the golden prompts; raises the reason why the model must not serve."""

@@ -79,6 +79,77 @@ def test_engine__a_sequence_ends__a_waiting_one_joins_at_the_next_step(
     ]
 
 
+def answers_of(batch: ContinuousBatch, sequences: list[Sequence]) -> tuple[list[str], list[int]]:
+    """Run all steps; return the answers, and the step in which each of them ended."""
+    texts, ends = [""] * len(sequences), [0] * len(sequences)
+    steps = 0
+    while batch.busy:
+        steps += 1
+        for sequence, piece in batch.step().pieces:
+            texts[sequences.index(sequence)] += piece.text
+            if piece.finish is not None:
+                ends[sequences.index(sequence)] = steps
+    return texts, ends
+
+
+def test_engine__one_client_holds_all_slots__another_gets_one_at_once(
+    folder: Path, codec: TextCodec
+) -> None:
+    batch = engine(folder, codec, slots=2)
+    greedy = [Sequence(ask(codec, "Count:"), codec, "greedy") for _ in range(5)]
+    for each in greedy:
+        batch.add(each)
+    for _ in range(4):
+        batch.step()
+    other = Sequence(ask(codec, "Count:", max_tokens=3), codec, "other")
+    batch.add(other)
+    joined = batch.step().joined
+    again = batch.step().joined
+
+    texts, ends = answers_of(batch, [*greedy, other])
+    assert joined == [other]
+    assert again == []  # one pause, and no more
+    assert ends[-1] == 1
+    # What was paused continues before the client's others.
+    assert sorted(ends[:2]) == sorted(ends)[1:3]
+    assert ANSWERS["Count:"].endswith(texts[0])
+    assert texts[2:5] == [ANSWERS["Count:"]] * 3
+
+
+def test_engine__an_answer_is_paused__it_continues_as_if_it_had_not_been(
+    folder: Path, codec: TextCodec
+) -> None:
+    batch = engine(folder, codec, slots=2)
+    mine = [Sequence(ask(codec, prompt), codec, "mine") for prompt in list(ANSWERS)[:2]]
+    for each in mine:
+        batch.add(each)
+    texts = dict.fromkeys(mine, "")
+    for step in range(100):
+        if step == 5:
+            batch.add(Sequence(ask(codec, "Count:", max_tokens=2), codec, "other"))
+        for sequence, piece in batch.step().pieces:
+            if sequence in texts:
+                texts[sequence] += piece.text
+    assert not batch.busy
+    assert list(texts.values()) == list(ANSWERS.values())[:2]
+
+
+def test_engine__more_clients_than_slots__take_turns(
+    folder: Path, codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlctl.services.generate.engine.TURN_TOKENS", 4)
+    batch = engine(folder, codec, slots=1)
+    clients = [Sequence(ask(codec, "Count:"), codec, f"client {n}") for n in range(3)]
+    for each in clients:
+        batch.add(each)
+    joined = [sequence for _ in range(13) for sequence in batch.step().joined]
+
+    assert joined == [*clients, clients[0]]
+    texts, _ = answers_of(batch, clients)
+    assert all(texts)
+    assert not batch.busy
+
+
 def test_engine__a_sequence_is_removed__its_slot_is_free_at_the_next_step(
     folder: Path, codec: TextCodec
 ) -> None:

@@ -41,28 +41,32 @@ def process(tiny_llm_bundle: VerifiedBundle) -> Iterator[GrammarProcess]:
 @pytest.mark.parametrize(
     ("grammar", "words"),
     [
-        (schema({"type": "integer", "multipleOf": 1000003}), "it is too complex"),
         (schema(nested(150)), "recursion limit exceeded"),
         (schema({"type": "thing"}), "Invalid type"),
         (Grammar("regex", "(" * 100_000), "the regex cannot be used: "),
     ],
-    ids=["seconds", "deep", "wrong", "parentheses"],
+    ids=["deep", "wrong", "parentheses"],
 )
 def test_check__a_grammar_that_cannot_be_used__is_rejected_and_the_next_is_checked(
     process: GrammarProcess, grammar: Grammar, words: str
 ) -> None:
     with pytest.raises(MlctlError, match=words) as caught:
-        process.check(grammar)
+        process.check(grammar, 1.0)
     assert caught.value.code is ErrorCode.INVALID_INPUT
-    process.check(schema({"type": "integer", "multipleOf": 5}))
+    process.check(schema({"type": "integer", "multipleOf": 5}), 1.0)
+
+
+def test_check__takes_too_long__is_ended_and_the_next_is_checked(process: GrammarProcess) -> None:
+    assert not process.check(schema({"type": "integer", "multipleOf": 1000003}), 0.1)
+    assert process.check(schema({"type": "integer", "multipleOf": 5}), 1.0)
 
 
 def test_check__the_process_was_killed__the_next_grammar_starts_another(
     process: GrammarProcess,
 ) -> None:
-    process.check(Grammar("regex", "a"))
+    process.check(Grammar("regex", "a"), 1.0)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
-    process.check(Grammar("regex", "a"))
+    process.check(Grammar("regex", "a"), 1.0)

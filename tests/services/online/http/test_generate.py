@@ -418,6 +418,65 @@ async def test_schema__takes_long_to_compile__other_requests_are_answered_meanwh
     assert again.text == rejected.text  # from the cache
 
 
+async def test_schemas__many_that_are_slow__one_that_is_not_does_not_wait_for_them(
+    serve: Serve,
+) -> None:
+    def ask(schema: dict[str, Any]) -> dict[str, Any]:
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        return {"model": "tiny-llm", "prompt": "a", "max_tokens": 2, "response_format": form}
+
+    async with serve() as running:
+        slow = [
+            asyncio.create_task(
+                running.http.post(
+                    "/v1/completions",
+                    json=ask({"type": "integer", "multipleOf": 1_000_003 + n}),
+                    headers={"x-forwarded-for": f"192.0.2.{n}"},
+                )
+            )
+            for n in range(6)
+        ]
+        await running.http.get("/v1/models")
+        quick = await running.http.post("/v1/completions", json=ask({"type": "boolean"}))
+        waiting = sum(not each.done() for each in slow)
+        for each in slow[1:]:
+            each.cancel()
+        found = await slow[0]
+        last = ask({"type": "integer", "multipleOf": 1_000_003 + 99})
+        late = await running.http.post("/v1/completions", json=last)
+
+    assert quick.status_code == 200
+    assert waiting >= 5
+    assert (found.status_code, late.status_code) == (400, 400)
+
+
+async def test_queue__one_client_fills_it__another_takes_the_place_of_its_last(
+    serve: Serve, decoding: threading.Event
+) -> None:
+    def ask(running: Running, client: str) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(
+            running.http.post(
+                "/v1/completions",
+                json={"model": "tiny-llm", "prompt": CAT, "max_tokens": 4},
+                headers={"x-forwarded-for": client},
+            )
+        )
+
+    async with serve(max_sequences=1, max_queue_rows=3) as running:
+        decoding.clear()
+        greedy = [ask(running, "192.0.2.1") for _ in range(4)]
+        await asyncio.to_thread(wait_until, lambda: running.model.open_requests == 4)
+        other = ask(running, "192.0.2.2")
+        done, _ = await asyncio.wait(greedy, return_when=asyncio.FIRST_COMPLETED)
+        decoding.set()
+        answered = await other
+        await asyncio.gather(*greedy)
+
+    assert [each.result().status_code for each in done] == [429]
+    assert answered.status_code == 200
+    assert sorted(each.result().status_code for each in greedy) == [200, 200, 200, 429]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
