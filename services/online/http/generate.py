@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -248,7 +248,7 @@ class GenerateApp:
         ours = parts[:2] == ["v2", "models"] and len(parts) > 3 and parts[-1] in _V2_VERBS
         return parts[2] if ours else ""
 
-    def _reader(self, path: str) -> Callable[[bytes, str], Awaitable[CompletionAnswer]]:
+    def _reader(self, path: str) -> Callable[[bytes, str], Coroutine[Any, Any, CompletionAnswer]]:
         """Return what reads the body of a request to `path`; NOT_FOUND if there is none."""
         match path.strip("/").split("/"):
             case ["v1", "completions"]:
