@@ -49,8 +49,6 @@ from mlctl.services.protocol.wire import make_tuple
 __all__ = ["Answer", "BatchExecutor", "BatchRunner", "Cancellable", "Waiter"]
 Outcome = Arrays | Exception
 _MAX_FORMS = 256
-# The longest that a rejection waits in overload.
-_REST_SECONDS = 0.002
 
 
 class BatchRunner(Protocol):
@@ -88,21 +86,15 @@ class BatchExecutor(ModelExecutor):
         meter: BatchMeter,
         *,
         inline: bool = False,
-        alone: bool = True,
         costs: BatchCosts | None = None,
         lengths: LengthPadding | None = None,
         lookups: FeatureLookup | None = None,
     ) -> None:
-        """`alone` is whether no other model uses the event loop.
-
-        `lookups` are the model's lookups of features, if it has any.
-        """
+        """`lookups` are the model's lookups of features, if it has any."""
         super().__init__(clock, meter)
         self._model = model
         self._policy: BatchScheduler[_Job] = BatchScheduler(limits, costs)
         self._inline = inline
-        self._may_rest = alone and not inline
-        self._resting = False
         self._lengths = lengths
         self._key = shape_key if lengths is None else lengths.key
         self._forms: dict[Hashable, tuple[int, Hashable]] = {}
@@ -205,20 +197,7 @@ class BatchExecutor(ModelExecutor):
     def quick_reject(self, priority: Priority) -> QueueFullError | None:
         if self._policy.rejection is None:
             return None
-        full = self._policy.quick_reject(None, priority, self._clock.monotonic())
-        if full is not None and self._may_rest and not self._resting:
-            self._resting = True
-            self._loop.call_soon(self._rest)
-        return full
-
-    def _rest(self) -> None:
-        """Read no connection until the batch ends, for a short time at most.
-
-        Whenever the loop runs, the model loses the core and its caches, so rejections are made
-        many at a time: interrupt coalescing, as in network cards.
-        """
-        self._thread.wait(_REST_SECONDS)
-        self._resting = False
+        return self._policy.quick_reject(None, priority, self._clock.monotonic())
 
     def _check(self, form: Hashable, inputs: Arrays) -> tuple[int, Hashable]:
         """Check inputs, and cache the result: it depends on names, datatypes and shapes alone."""

@@ -119,17 +119,11 @@ class ModelThread:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Done[Any]] | None] = (
             queue.SimpleQueue()
         )
-        self._idle = threading.Event()
         threading.Thread(target=self._run, name="mlctl-model", daemon=True).start()
 
     def submit(self, work: Callable[[], _T], done: Done[_T]) -> None:
         """Do `work`, then call `done` on the loop with its result, or with what it raised."""
-        self._idle.clear()
         self._work.put((work, done))
-
-    def wait(self, seconds: float) -> None:
-        """Block until the submitted work is done, for at most `seconds`."""
-        self._idle.wait(seconds)
 
     def stop(self) -> None:
         """End the thread after the submitted tasks."""
@@ -147,7 +141,6 @@ class ModelThread:
             # On a closed loop no request waits.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(done, result)
-            self._idle.set()
 
 
 def _lower_priority() -> None:

@@ -111,7 +111,6 @@ class ServedModel:
         self._costs = BatchCosts()
         self._lengths: LengthPadding | None = None
         self._hung = False
-        self._alone = inflight is None
         self.inflight = inflight or Inflight(settings.max_inflight_bytes)
         self._metrics: Metrics | None = None
         self.observer: Observer | None = None
@@ -216,7 +215,6 @@ class ServedModel:
                 self._clock,
                 self._metrics,
                 inline=inline,
-                alone=self._alone,
                 costs=self._costs,
                 lengths=self._lengths,
                 lookups=scorer.lookups,
