@@ -35,6 +35,11 @@ class Grammar(NamedTuple):
     kind: GrammarKind
     source: str
 
+    @property
+    def param(self) -> str:
+        """The request's parameter that has it."""
+        return "guided_regex" if self.kind == "regex" else "response_format.json_schema"
+
 
 def compile_grammar(grammar: Grammar, guidance: LLTokenizer) -> LLMatcher:
     """Return the matcher of `grammar` at its start; INVALID_INPUT says what is wrong with it.

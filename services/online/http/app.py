@@ -105,6 +105,7 @@ class V2App:
         if rest[:1] == ["versions"] and len(rest) > 1:
             version, rest = rest[1], rest[2:]
         if rest not in _MODEL_PATHS:
+            self._serving.find(name)
             raise no_such_path(parts)
         match rest:
             case ["ready"]:

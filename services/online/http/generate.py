@@ -25,6 +25,7 @@ from mlctl.services.generate.requests import (
     OpenAiRequest,
     ParameterError,
     V2Request,
+    about,
     parse_request,
 )
 from mlctl.services.generate.text import ContextLengthError
@@ -32,12 +33,13 @@ from mlctl.services.online.batching.admission import QueueFullError, deadline_ex
 from mlctl.services.online.batching.generation import Timing
 from mlctl.services.online.http.calls import HttpCall, Message, Receive, Send
 from mlctl.services.online.http.inference import InferHandler, PendingRequest
-from mlctl.services.online.http.openai_errors import BUSY, V1, openai_error
+from mlctl.services.online.http.openai_errors import BUSY, is_v1, openai_error
 from mlctl.services.online.http.responses import Response, make_response
 from mlctl.services.online.models.generator import ServedGenerator
 from mlctl.services.online.models.repository import Serving
 from mlctl.services.online.observability.calls import HTTP, RequestRecord
 from mlctl.services.protocol.compression import IDENTITY
+from mlctl.services.protocol.wire import shown
 
 _V2_VERBS = frozenset({"generate", "generate_stream"})
 _DONE = b"data: [DONE]\n\n"
@@ -196,7 +198,7 @@ class GenerateApp:
 
     def answers(self, path: str) -> bool:
         """Return whether this application answers `path`."""
-        return path.startswith(V1) or self._named(path) in self.models
+        return is_v1(path) or self._named(path) in self.models
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         call = HttpCall(scope, receive, send)
@@ -206,17 +208,20 @@ class GenerateApp:
         def reject_openai(
             error: BaseException, request_id: bytes, client: str, record: RequestRecord | None
         ) -> Response:
-            status, code = None, None
+            status, code, param = None, None, getattr(error, "param", None)
             if isinstance(error, QueueFullError):
                 status = BUSY
             elif isinstance(error, ContextLengthError):
+                chat = call.path.rstrip("/").endswith("/chat/completions")
                 status, code = _INVALID, _TOO_LONG
+                param = (ChatRequest if chat else CompletionRequest).prompt_field
+            elif isinstance(error, MlctlError) and error.code is ErrorCode.MODEL_NOT_FOUND:
+                param = "model"
             response = handler.reject(error, request_id, client, record, status)
-            return openai_error(response, status, getattr(error, "param", None), code)
+            return openai_error(response, status, param, code)
 
-        openai = call.path.startswith(V1)
         work = partial(self._answer, call, handler)
-        await call.serve(handler, work, reject_openai if openai else None)
+        await call.serve(handler, work, reject_openai if is_v1(call.path) else None)
 
     async def _answer(self, call: HttpCall, handler: InferHandler) -> None:
         path = call.path.rstrip("/")
@@ -230,7 +235,9 @@ class GenerateApp:
             handler.read_headers(pending, call.headers)
             if pending.coding != IDENTITY:
                 raise MlctlError(
-                    ErrorCode.UNSUPPORTED_MEDIA_TYPE, "a compressed body is not accepted here"
+                    ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+                    "a compressed body is not accepted here",
+                    "Send it without Content-Encoding.",
                 )
             body = await call.read(handler.check_size, pending, handler.seconds)
             try:
@@ -259,7 +266,7 @@ class GenerateApp:
                 return partial(_v2, self._find(name), verb)
             case ["v2", "models", name, "versions", version, verb] if verb in _V2_VERBS:
                 return partial(_v2, self._find(name, version), verb)
-        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no path {path}")
+        raise MlctlError(ErrorCode.NOT_FOUND, f"there is no path {shown(path)}")
 
     async def _openai(
         self, kind: type[OpenAiRequest], answer: type[CompletionAnswer], body: bytes, client: str
@@ -318,7 +325,8 @@ async def _prepare(
     request = await model.preparation.run(size, work)
     if (grammar := parsed.grammar()) is None:
         return request
-    return replace(request, grammar=await model.preparation.compile(grammar, client))
+    with about(grammar.param):
+        return replace(request, grammar=await model.preparation.compile(grammar, client))
 
 
 async def _send(answer: CompletionAnswer, call: HttpCall) -> None:

@@ -8,7 +8,7 @@ from mlctl.core.errors import MlctlError
 from mlctl.services.access import Access
 from mlctl.services.online.http.calls import CLIENT, App, HttpCall, Message, Receive, Send
 from mlctl.services.online.http.inference import InferHandler
-from mlctl.services.online.http.openai_errors import V1, openai_error
+from mlctl.services.online.http.openai_errors import is_v1, openai_error
 from mlctl.services.online.http.responses import Response
 from mlctl.services.online.observability.calls import RequestRecord
 
@@ -41,7 +41,7 @@ class TokenGate:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             else:
-                reject = self._reject_openai if call.path.startswith(V1) else None
+                reject = self._reject_openai if is_v1(call.path) else None
                 await call.serve(self._inference, partial(_raise, error), reject)
         else:
             await self._app(scope, receive, send)

@@ -177,12 +177,21 @@ async def test_chat__options__bound_the_answer(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("path", "change", "status", "param", "words"),
     [
-        ("completions", {"prompt": ""}, 400, None, "the prompt is empty"),
-        ("completions", {"prompt": [9999]}, 400, None, "tokens must be from 0 to"),
+        ("completions", {"prompt": ""}, 400, "prompt", "the prompt is empty"),
+        ("completions", {"prompt": [9999]}, 400, "prompt", "tokens must be from 0 to"),
         ("completions", {"prompt": ["a", "b"]}, 400, "prompt", "several prompts"),
-        ("completions", {"prompt": CAT * 60}, 400, None, "context length is 256"),
-        ("completions", {"max_tokens": 256}, 400, None, "its answer may have 256"),
-        ("completions", {"model": "other"}, 404, None, "no model 'other'"),
+        ("completions", {"prompt": CAT * 60}, 400, "prompt", "context length is 256"),
+        ("completions", {"max_tokens": 256}, 400, "prompt", "its answer may have 256"),
+        ("completions", {"model": "other"}, 404, "model", "no model 'other'"),
+        ("completions", {"prompt": []}, 400, "prompt", "the prompt is empty"),
+        ("completions", {"guided_regex": "("}, 400, "guided_regex", "the regex cannot be used"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": CAT * 60}]},
+            400,
+            "messages",
+            "context length is 256",
+        ),
         ("completions", {"n": 2}, 400, "n", "'n' is not supported"),
         ("completions", {"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
         ("completions", {"stop": [""]}, 400, "stop", "a stop string is empty"),
@@ -204,7 +213,7 @@ async def test_chat__options__bound_the_answer(serve: Serve) -> None:
                 }
             },
             400,
-            None,
+            "response_format.json_schema",
             "the json_schema cannot be used",
         ),
     ],
@@ -224,16 +233,27 @@ async def test_openai__bad_request__is_rejected_with_an_error_object(
 
 
 async def test_openai__wrong_calls__are_rejected(serve: Serve) -> None:
-    async with serve() as running:
+    async with serve(max_body_bytes=1000) as running:
         replies = [
             await running.http.post("/v1/completions", content=b"{"),
             await running.http.get("/v1/completions"),
             await running.http.post("/v1/embeddings", json={}),
+            await running.http.get("/v1"),
+            await running.http.get("/v1/models/other"),
+            await running.http.post(
+                "/v1/completions", content=b"{}", headers={"content-type": "a/b"}
+            ),
+            await running.http.post("/v1/completions", content=b" " * 2000),
         ]
         listed = await running.openai.models.list()
         one = await running.openai.models.retrieve("tiny-llm")
 
-    assert [reply.status_code for reply in replies] == [400, 405, 404]
+    assert [reply.status_code for reply in replies] == [400, 405, 404, 404, 404, 415, 413]
+    errors = [reply.json()["error"] for reply in replies]
+    assert errors[3]["message"].startswith("there is no path '/v1'. This API has /v1/chat")
+    assert (errors[4]["code"], errors[4]["param"]) == ("model_not_found", "model")
+    assert "GET /v1/models lists" in errors[4]["message"]
+    assert not any("rows" in each["message"] or "tensor" in each["message"] for each in errors)
     assert [model.id for model in listed.data] == [one.id] == ["tiny-llm"]
 
 
