@@ -257,7 +257,7 @@ def _check_pairs(found: object) -> object:
     return found
 
 
-class Prediction(_Model):
+class PredictedContent(_Model):
     """The answer that a caller expects, from which a server may gain time."""
 
     type: Literal["content"]
@@ -274,7 +274,7 @@ class OpenAiRequest(GenerateOptions):
     # Of the caller's own records, or of how fast an answer comes: they change no answer.
     metadata: Annotated[dict[str, str], BeforeValidator(_check_pairs)] | None = None
     parallel_tool_calls: bool | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedContent | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
@@ -434,7 +434,7 @@ class V2Request(_Model):
         for name, value in found.items():
             if name in kept or value is None or _changes_nothing(_V2_NEUTRAL, name, value):
                 continue
-            option = names.get(name, name)
+            option = names.get(name) or name
             if options.get(option) is not None:
                 raise ParameterError(option, f"the parameter {shown(option)} is given twice")
             options[option] = value

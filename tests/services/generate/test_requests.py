@@ -246,7 +246,8 @@ def test_v2__parameters_beside_the_text__are_those_of_tensorrt_llm() -> None:
     assert (
         len(parse(V2Request, {"text_input": "a", "stop_words": ["b"] * 16}).parameters.stop) == 16
     )
-    for empty in ([], False, 0, ""):
+    empties: list[Any] = [[], False, 0, ""]
+    for empty in empties:
         with pytest.raises(ParameterError) as caught:
             parse(V2Request, {"text_input": "a", "parameters": empty})
         assert caught.value.param == "parameters"
