@@ -20,11 +20,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from mlctl.bundle.manifest import Generation
 from mlctl.core.errors import ErrorCode, MlctlError
+from mlctl.services.generate.grammar_problems import check_regex, check_schema, explain
 
 GrammarKind = Literal["json_schema", "regex"]
 # States of the lexer take 1 to 2 kB each, and come while an answer is written.
 _MAX_LEXER_STATES = 50_000
-_REASON_CHARS = 200
 # For a compilation whose process has not been ended by its own limit, as on a machine that stalls.
 _PATIENCE_SECONDS = 60.0
 
@@ -46,8 +46,11 @@ def compile_grammar(grammar: Grammar, guidance: LLTokenizer) -> LLMatcher:
 
     Copy it for each answer. Takes long for some grammars: see `GrammarProcess`.
     """
+    regex = grammar.kind == "regex"
+    if problem := (check_regex if regex else check_schema)(grammar.source):
+        raise unusable(grammar.kind, problem)
     try:
-        if grammar.kind == "regex":
+        if regex:
             rules = LLMatcher.grammar_from_regex(grammar.source)
         else:
             rules = LLMatcher.grammar_from_json_schema(grammar.source)
@@ -58,7 +61,7 @@ def compile_grammar(grammar: Grammar, guidance: LLTokenizer) -> LLMatcher:
     except ValueError as error:
         problem = str(error)
     if problem:
-        raise unusable(grammar.kind, problem.splitlines()[0][:_REASON_CHARS])
+        raise unusable(grammar.kind, explain(problem))
     return matcher
 
 

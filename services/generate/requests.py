@@ -24,7 +24,8 @@ from pydantic import (
 
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.engine import GenerationRequest
-from mlctl.services.generate.grammars import Grammar
+from mlctl.services.generate.grammar_problems import TOO_DEEP
+from mlctl.services.generate.grammars import Grammar, unusable
 from mlctl.services.generate.sampling import TokenSampling
 from mlctl.services.generate.text import ContextLengthError, TextCodec
 from mlctl.services.protocol.wire import shown
@@ -238,9 +239,8 @@ class ResponseFormat(_Model):
         try:
             return Grammar("json_schema", orjson.dumps(self.json_schema.schema_).decode())
         except orjson.JSONEncodeError:
-            raise ParameterError(
-                "response_format.json_schema", "the JSON schema is nested too deep"
-            ) from None
+            error = unusable("json_schema", TOO_DEEP)
+            raise ParameterError("response_format.json_schema", error.message) from None
 
 
 class GenerateStreamOptions(_Model):

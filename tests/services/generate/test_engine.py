@@ -293,8 +293,11 @@ def test_grammar__invalid__is_rejected_with_the_reason(
 def test_engine__grammar_is_beyond_the_limits_of_a_step__the_answer_fails_and_does_not_end(
     folder: Path, codec: TextCodec
 ) -> None:
-    names = {f"p{number}": {"type": "integer"} for number in range(1000)}
-    schema = json.dumps({"type": "object", "properties": names, "additionalProperties": False})
+    options = [
+        {"type": "object", "properties": {f"{letter}{number}": {} for number in range(400)}}
+        for letter in "ab"
+    ]
+    schema = json.dumps({"anyOf": options})
     batch = engine(folder, codec)
     batch.add(
         Sequence(ask(codec, "a", grammar=codec.compile(Grammar("json_schema", schema))), codec)
