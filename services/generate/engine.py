@@ -31,9 +31,10 @@ from mlctl.services.model.run_errors import ModelRunError
 
 # Prompt tokens in one step: enough to use the processor well, and little time for a small model.
 PREFILL_TOKENS = 256
-# An answer is paused for another client's after so many tokens at the earliest: to read its tokens
-# again costs less than to have made them.
+# An answer is paused for another client's after so many tokens at the earliest, and a quarter as
+# many as will have to be read again: else a server of long conversations would only read.
 TURN_TOKENS = 64
+_TURN_SHARE = 4
 
 
 class FinishReason(StrEnum):
@@ -216,7 +217,7 @@ class ContinuousBatch:
             )
         else:
             paused = max(running, key=lambda each: each.turn)
-            if paused.turn < TURN_TOKENS:
+            if paused.turn < max(TURN_TOKENS, len(paused.tokens) // _TURN_SHARE):
                 return False
         assert paused.slot is not None
         self._leave_slot(paused, paused.slot)

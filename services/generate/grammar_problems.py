@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from mlctl.services.protocol.wire import shown
 
@@ -54,6 +54,8 @@ _MARKED = re.compile(r"^    (.*)\n    ( *)\^", re.MULTILINE)
 # one, and after that.
 _MAX_NEXT, _OBJECT = 2000, 8
 _FREE, _BEFORE, _AFTER = 4, 3, 1
+# Keywords whose values are data and no schemas.
+_DATA = frozenset({"const", "default", "enum", "examples"})
 
 
 def explain(problem: str) -> str:
@@ -90,18 +92,19 @@ def check_schema(schema: str) -> str:
         if isinstance(node, list):
             waiting += node
         elif isinstance(node, dict):
-            waiting += node.values()
+            waiting += [value for key, value in node.items() if key not in _DATA]
             names, required, regex = map(node.get, ("properties", "required", "pattern"))
             problem = check_regex(regex) if isinstance(regex, str) else ""
             if not problem and isinstance(names, dict):
                 listed = required if isinstance(required, list) else []
-                problem = _check_number(list(names), listed)
+                known = {name for name in listed if isinstance(name, str)}
+                problem = _check_number(list(names), known)
             if problem:
                 return problem
     return ""
 
 
-def _check_number(names: Sequence[str], required: Sequence[object]) -> str:
+def _check_number(names: Sequence[str], required: Container[str]) -> str:
     """Return what is wrong with the number of the properties `names`, "" if nothing is."""
     first = next((at for at, name in enumerate(names) if name in required), None)
     free = len(names) if first is None else first

@@ -24,7 +24,7 @@ from mlctl.services.generate.text import TextCodec
 # A prompt of so many bytes is tokenized in a millisecond.
 SHORT_BYTES = 4096
 # Grammars that are kept, usable or not. All answers by a grammar share the states of its lexer,
-# which grow to 100 MB for a hard one; most grammars are compiled again within milliseconds.
+# which grow to tens of MB for a hard one; most grammars are compiled again within milliseconds.
 _GRAMMARS = 8
 _MAX_CHARS = 1 << 17
 # Seconds of processor time: nearly all grammars that people write take a tenth of the first.

@@ -19,7 +19,7 @@ from collections.abc import (
     MutableMapping,
 )
 from contextlib import contextmanager
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, TypeVar
 
 from mlctl.core.errors import MlctlError
@@ -44,7 +44,8 @@ CLIENT = "mlctl.client"
 HEARTBEAT_SECONDS = 15.0
 # Peers on this machine, through which a proxy may speak for others.
 _LOCAL = frozenset({"", "127.0.0.1", "::1"})
-_IPV6, _IPV6_PREFIX = 6, 64
+# Bits of the addresses of one host or home: an IPv6 network of this size is one client.
+_IPV6_PREFIX = 64
 _HEARTBEAT = b": nothing yet\n\n"
 logger = logging.getLogger("mlctl.http")
 _EVENT_HEADERS = (
@@ -166,15 +167,18 @@ class HttpCall:
     def origin(self) -> str:
         """Who shares the server fairly with others: a token's name, else a client's address.
 
-        A network of IPv6 addresses, which one host has, is one address.
+        A network of IPv6 addresses, which one host has, is one address; an IPv4 address that is
+        written as one of IPv6 is itself.
         """
-        address = self.address
+        if self.client:
+            return self.client
         try:
-            if (found := ip_address(address)).version == _IPV6:
-                address = str(ip_network((found, _IPV6_PREFIX), strict=False))
+            found = ip_address(self.address)
         except ValueError:
-            pass  # what a proxy wrote, or no address at all
-        return self.client or address
+            return self.address  # what a proxy wrote in another form, or no address at all
+        if not isinstance(found, IPv6Address):
+            return self.address
+        return str(found.ipv4_mapped or ip_network((found, _IPV6_PREFIX), strict=False))
 
     def require(self, *methods: str) -> None:
         """Raise METHOD_NOT_ALLOWED unless the method is one of `methods`."""

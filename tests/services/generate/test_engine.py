@@ -124,13 +124,17 @@ def test_engine__an_answer_is_paused__it_continues_as_if_it_had_not_been(
     for each in mine:
         batch.add(each)
     texts = dict.fromkeys(mine, "")
+    joined: list[Sequence] = []
     for step in range(100):
         if step == 5:
             batch.add(Sequence(ask(codec, "Count:", max_tokens=2), codec, "other"))
-        for sequence, piece in batch.step().pieces:
+        result = batch.step()
+        joined += result.joined
+        for sequence, piece in result.pieces:
             if sequence in texts:
                 texts[sequence] += piece.text
     assert not batch.busy
+    assert sum(each in mine for each in joined) == 3  # one of them was paused
     assert list(texts.values()) == list(ANSWERS.values())[:2]
 
 
@@ -148,6 +152,24 @@ def test_engine__more_clients_than_slots__take_turns(
     texts, _ = answers_of(batch, clients)
     assert all(texts)
     assert not batch.busy
+
+
+def test_engine__a_long_answer__is_paused_later_because_more_is_read_again(
+    folder: Path, codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlctl.services.generate.engine.TURN_TOKENS", 1)
+    batch = engine(folder, codec, slots=1)
+    long = Sequence(ask(codec, "Count:" * 6), codec, "long")
+    size = len(long.tokens)
+    batch.add(long)
+    batch.add(Sequence(ask(codec, "Count:", max_tokens=2), codec, "short"))
+    steps = 0
+    while batch.step().joined != [long]:
+        steps += 1
+    assert size >= 8
+    while long.slot is not None:
+        batch.step()
+    assert long.turn >= size // 4
 
 
 def test_engine__a_sequence_is_removed__its_slot_is_free_at_the_next_step(

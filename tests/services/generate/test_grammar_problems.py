@@ -113,8 +113,9 @@ def test_compile__regex_that_cannot_be_used__is_explained_in_our_words(
         (object_of(664, 663), '{"p5":1,"p663":2}'),
         (object_of(1900, 0), '{"p0":1,"p5":1,"p1899":2}'),
         (object_of(1300, 650), '{"p5":1,"p650":1,"p1299":2}'),
+        ({"const": {"pattern": "\\"}}, '{"pattern":"\\\\"}'),
     ],
-    ids=["deep", "optional", "last", "before", "after", "middle"],
+    ids=["deep", "optional", "last", "before", "after", "middle", "data"],
 )
 def test_compile__schema_within_the_limits__its_answers_can_be_written(
     guidance: LLTokenizer, schema: dict[str, Any], answer: str

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import AsyncMock
 
 import httpx
 import numpy as np
@@ -21,7 +22,9 @@ from mlctl.bundle.verify import VerifiedBundle
 from mlctl.core.clock import Clock
 from mlctl.core.errors import ErrorCode, MlctlError
 from mlctl.services.generate.decoder import Decoder
+from mlctl.services.generate.grammars import Grammar, GrammarProcess
 from mlctl.services.generate.text import TextCodec
+from mlctl.services.online.http.calls import CLIENT, HttpCall
 from mlctl.services.online.http.connection.protocol import infer_protocol
 from mlctl.services.online.http.generate import GenerateApp
 from mlctl.services.online.http.inference import InferHandler
@@ -439,8 +442,17 @@ async def test_schema__takes_long_to_compile__other_requests_are_answered_meanwh
 
 
 async def test_schemas__many_that_are_slow__one_that_is_not_does_not_wait_for_them(
-    serve: Serve,
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checked: list[float] = []
+    check = GrammarProcess.check
+
+    def note(process: GrammarProcess, grammar: Grammar, seconds: float) -> bool:
+        checked.append(seconds)
+        return check(process, grammar, seconds)
+
+    monkeypatch.setattr(GrammarProcess, "check", note)
+
     def ask(schema: dict[str, Any]) -> dict[str, Any]:
         form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         return {"model": "tiny-llm", "prompt": "a", "max_tokens": 2, "response_format": form}
@@ -468,6 +480,26 @@ async def test_schemas__many_that_are_slow__one_that_is_not_does_not_wait_for_th
     assert quick.status_code == 200
     assert waiting >= 5
     assert (found.status_code, late.status_code) == (400, 400)
+    # Of those that were abandoned only one may have begun.
+    assert checked.count(max(checked)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("client", "address", "origin"),
+    [
+        ("", "192.0.2.1", "192.0.2.1"),
+        ("", "2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("", "::ffff:192.0.2.1", "192.0.2.1"),
+        ("", "192.0.2.1:80", "192.0.2.1:80"),
+        ("", "", ""),
+        ("app", "192.0.2.1", "app"),
+    ],
+)
+async def test_origin__token_else_address__a_host_is_one_client(
+    client: str, address: str, origin: str
+) -> None:
+    scope = {"headers": [], "path": "/", CLIENT: client, "client": (address, 5)}
+    assert HttpCall(scope, AsyncMock(), AsyncMock()).origin == origin
 
 
 async def test_queue__one_client_fills_it__another_takes_the_place_of_its_last(
